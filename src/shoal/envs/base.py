@@ -1,0 +1,181 @@
+"""The environment: B rows stepped together, tensors in and tensors out.
+
+`Environment` is the contract. `World` is how a native one is written: three pure functions of tensors and noise, of
+which `step` is made here, so that a kernel or a captured graph does them in one trip:
+
+    begin(noise)                  -> state     new episodes for all rows
+    advance(state, actions, noise) -> Move      one step: the new state and what it paid
+    observe(state)                -> Frame     what the agents see
+
+State is a dict of tensors whose first dimension is the row; `clock` [B] counts an episode's steps and is kept here.
+Nothing here draws: noise is uniform numbers in [0, 1) that the owner of a generator passes in. Shapes are static and
+nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Circle:
+    x: float
+    y: float
+    radius: float
+    color: tuple[float, float, float]  # red, green, blue in [0, 1]
+    label: str = ""
+    solid: bool = True  # false: an outline, for what cannot be touched
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What `draw` gives the renderer: circles in world coordinates, and lines of text."""
+
+    circles: tuple[Circle, ...]
+    lines: tuple[str, ...] = ()
+    extent: float = 1.0  # the half-width that is always in view
+
+
+class Environment(ABC):
+    """The contract that the collector, the evaluation and the tools see."""
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    spec: EnvSpec
+    rows: int
+    device: torch.device
+    noise: int = 0  # uniform numbers a row takes each step
+
+    @abstractmethod
+    def reset(self, noise: Tensor) -> Frame:
+        """New episodes in every row. noise [B, self.noise]."""
+
+    @abstractmethod
+    def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
+        """Actions in the space's own units, a tensor a group. noise [B, self.noise]."""
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> Frame: ...
+
+    def draw(self, row: int = 0) -> Sketch | None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass
+class Move:
+    """What `advance` returns. `ended` is for reasons of the game's own; the horizon is looked after in `World`."""
+
+    state: State
+    pays: dict[str, Pay]
+    ended: Tensor | None = None  # [B]; none: an episode lasts exactly its horizon
+    stats: dict[str, Tensor] = field(default_factory=dict)
+
+
+class World(Environment, ABC):
+    """A native environment. An author sets `spec` and the two noise widths and writes begin, advance and observe."""
+
+    fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
+    noise_begin: int = 0
+    noise_step: int = 0
+
+    def __init__(
+        self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ):
+        self.config = config if config is not None else self.Config()
+        self.rows, self.device, self.dtype = rows, torch.device(device), dtype
+        self.setup()
+        self.noise = self.noise_begin + self.noise_step
+        self._in_step = self.fixed_length
+        self._tick = 0
+        self._yes = torch.ones(rows, dtype=torch.bool, device=self.device)
+        self._no = torch.zeros(rows, dtype=torch.bool, device=self.device)
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Set `spec`, `noise_begin`, `noise_step` and constant tensors, from `config`."""
+
+    @abstractmethod
+    def begin(self, noise: Tensor) -> State: ...
+
+    @abstractmethod
+    def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move: ...
+
+    @abstractmethod
+    def observe(self, state: State) -> Frame: ...
+
+    # --- the contract, made of the three ---
+
+    def reset(self, noise: Tensor) -> Frame:
+        self.state = self._begun(noise)
+        self._tick, self._in_step = 0, self.fixed_length
+        return self.observe(self.state)
+
+    def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
+        horizon = self.spec.horizon
+        clock = self.state["clock"] + 1
+        move = self.advance(self.state, actions, noise[:, self.noise_begin :].to(self.dtype))
+        state = {**move.state, "clock": clock}
+        self._tick += 1
+        next_frame = self.observe(state)
+        if self._in_step and self._tick < (horizon or 0):  # the host knows that no row is over
+            self.state = state
+            return Outcome(move.pays, self._no, move.stats, next_frame, next_frame)
+        if self._in_step:
+            over, self.state, self._tick = self._yes, self._begun(noise), 0
+        else:
+            over = self._no if horizon is None else clock >= horizon
+            over = over if move.ended is None else over | move.ended
+            self.state = where_rows(over, self._begun(noise), state)
+        return Outcome(move.pays, over, move.stats, next_frame, self.observe(self.state))
+
+    def get_state(self) -> dict[str, Any]:
+        return {k: v.clone() for k, v in self.state.items()}
+
+    def set_state(self, state: dict[str, Any]) -> Frame:
+        """Take a state over, as `get_state` gave it; parts of another dtype or device are converted."""
+        floating = {k: v.is_floating_point() for k, v in state.items()}
+        self.state = {k: v.to(self.device, self.dtype if floating[k] else v.dtype).clone() for k, v in state.items()}
+        clock = self.state["clock"]
+        if clock.shape != (self.rows,):
+            raise UserError(f"this state has {clock.shape[0]} rows and the world {self.rows}: make the world with as many.")
+        self._tick = int(clock[0])
+        self._in_step = self.fixed_length and bool((clock == clock[0]).all())
+        return self.observe(self.state)
+
+    # --- for authors ---
+
+    def view(self, obs: Tensor, clock: Tensor, legal: Tensor | None = None) -> View:
+        """The view of a group whose agents are always there and always to move."""
+        alive = self._yes[:, None].expand(obs.shape[:2])
+        return View(obs, alive, alive, (clock == 0)[:, None].expand(obs.shape[:2]), legal)
+
+    def never(self, n: int) -> Tensor:
+        return self._no[:, None].expand(self.rows, n)  # [B, N] nobody terminated
+
+    def tensor(self, x: Any, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.as_tensor(x, dtype=dtype or self.dtype, device=self.device)
+
+    def index(self, x: Sequence[Any]) -> Tensor:
+        return torch.as_tensor(x, dtype=torch.long, device=self.device)
+
+    def _begun(self, noise: Tensor) -> State:
+        clock = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+        return {**self.begin(noise[:, : self.noise_begin].to(self.dtype)), "clock": clock}

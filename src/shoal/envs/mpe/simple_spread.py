@@ -1,0 +1,83 @@
+"""N agents cover N landmarks without bumping into each other.
+
+Each agent is paid `local_ratio` of its own collisions (-1 each) and the rest of the team's distance (minus the sum over
+landmarks of the nearest agent's distance). This is `mpe2`'s simple_spread_v3. Under `rules = openai` every agent is paid
+the sum over agents, distance and collisions in full, itself counted among those it collides with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.envs.base import State
+from shoal.envs.mpe.world import BLUE, Body, Parts, Scenario, nearest
+from shoal.spec import UserError
+
+CAPTURE = 0.1  # a landmark with an agent this near is occupied
+
+
+class SimpleSpread(Scenario):
+    @dataclass(frozen=True)
+    class Config(Scenario.Config):
+        n: int = 3  # agents, and landmarks
+        local_ratio: float = 0.5  # share of the pay that is the agent's own collisions
+        terminate_on_success: bool = False  # end the episode when every landmark is occupied
+        agent_neighbors: int | None = None  # see so many of the nearest agents; none: all
+        landmark_neighbors: int | None = None  # see so many of the nearest landmarks; none: all
+        curriculum: bool = False  # collisions cost nothing until a hook sets the world's stage to 1
+
+        def __post_init__(self) -> None:
+            if self.n < 1:
+                raise UserError(f"--env.n is {self.n}: the world needs at least one agent.")
+            if not 0 <= self.local_ratio <= 1:
+                raise UserError(f"--env.local-ratio is {self.local_ratio}: a share is between 0 and 1.")
+
+    words = 2
+    stats_over = {"occupied": "last", "collisions": "sum", "distance": "mean"}
+
+    @property
+    def common(self) -> bool:  # type: ignore[override]
+        return self.config.rules == "openai" or self.config.local_ratio == 0
+
+    def cast(self) -> tuple[list[Body], list[Body]]:
+        n = self.config.n
+        agents = [Body(f"agent_{i}", size=0.15, color=BLUE) for i in range(n)]
+        return agents, [Body(f"landmark_{i}", collides=False) for i in range(n)]
+
+    def sees(self, w: State) -> dict[str, Parts]:
+        c, us = self.config, self.everyone
+        marks = self.gaps(w, us, self.marks)
+        others = self.gaps(w, us, self.others(us))
+        heard = self.silence[:, :, None].expand(-1, -1, len(us) - 1, -1)  # nobody talks here; the reference has the zeros
+        if c.landmark_neighbors is not None:
+            (marks,) = nearest(marks, c.landmark_neighbors)
+        if c.agent_neighbors is not None:
+            others, heard = nearest(others, c.agent_neighbors, heard)
+        own: Parts = [("self", self.velocities(w, us)), ("self", self.places(w, us))]
+        return {"agent": [*own, ("landmark", marks), ("agent", others), ("agent", heard)]}
+
+    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+        c = self.config
+        distance = self._distance(w)
+        apart = distance.sum(-1, keepdim=True)  # [B, 1]
+        bumps = (self.contacts(w, self.everyone, self.everyone).sum(-1) - 1).to(self.dtype)  # [B, N] less itself
+        if c.rules == "openai":
+            reward = -(apart + bumps + 1).sum(-1, keepdim=True).expand_as(bumps)
+        elif c.curriculum:
+            reward = -apart * (1 - c.local_ratio) - bumps * c.local_ratio * (self.stage > 0)
+        else:
+            reward = -apart * (1 - c.local_ratio) - bumps * c.local_ratio
+        stats = {
+            "occupied": (distance < CAPTURE).sum(-1).to(self.dtype),
+            "collisions": bumps.sum(-1) / 2,  # pairs
+            "distance": distance.mean(-1),
+        }
+        return reward, stats
+
+    def success(self, w: State) -> Tensor | None:
+        return (self._distance(w) < CAPTURE).all(-1) if self.config.terminate_on_success else None
+
+    def _distance(self, w: State) -> Tensor:
+        return self.distances(w, self.marks, self.everyone).amin(-1)  # [B, landmarks] to the nearest agent

@@ -1,0 +1,340 @@
+"""The particle world: B rows of round bodies in the plane that push, collide and talk (Lowe et al., 2017).
+
+The physics is `mpe2`'s: every step
+
+    pos <- pos + vel dt,    vel <- (1 - damping) vel + (force / mass) dt,    |vel| <= max_speed,
+
+with dt 0.1 and damping 0.25. The force is the agent's own push (5 times the action, or its `accel`) and, between two
+bodies that collide, k m log(1 + exp((d_min - d) / m)) along the line between them, k = 100, m = 0.001, taken at the
+place before the step. Starts, rewards and observations are the scenario's, one file each. State:
+
+    pos [B, agents + landmarks, 2]    vel [B, agents, 2]    comm [B, agents, words] (where somebody talks)
+
+Actions are discrete (stay, left, right, down, up; times the words for one who talks as well), `multi` (the move and
+the word as two choices), or continuous (the same five numbers in [0, 1], then the words).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.envs.base import Circle, Move, Sketch, State, World
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, Slots, Space, UserError
+
+DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
+GREY, BLUE, GREEN, RED = (0.25, 0.25, 0.25), (0.35, 0.35, 0.85), (0.35, 0.85, 0.35), (0.85, 0.35, 0.35)
+
+Parts = list[tuple[str, Tensor]]  # an observation: what each block is of, and the block [B, n, width] or [B, n, count, width]
+
+
+@dataclass(frozen=True)
+class Body:
+    name: str
+    size: float = 0.05
+    collides: bool = True
+    color: tuple[float, float, float] = GREY
+    # agents alone:
+    movable: bool = True
+    silent: bool = True
+    accel: float = 5.0
+    max_speed: float | None = None
+    mass: float = 1.0
+
+
+class Scenario(World, ABC):
+    """A scenario says who is there (`cast`), how they start, what they see and what they are paid."""
+
+    @dataclass(frozen=True)
+    class Config:
+        actions: Literal["discrete", "multi", "continuous"] = "discrete"  # kind of actions; multi: move and word apart
+        max_cycles: int = 25  # steps an episode
+        rules: Literal["mpe2", "openai"] = "mpe2"  # who pays: mpe2, or the original OpenAI worlds, for older logs
+
+    words: ClassVar[int] = 0  # size of a message
+    teams: ClassVar[dict[str, str]] = {}  # name stem -> team; a stem that is not named is a team of its own
+    openai: ClassVar[bool] = True  # the OpenAI worlds had this scenario
+    common: bool = False
+    stats_over: ClassVar[dict[str, str]] = {}  # names of `stats`, and how an episode sums each up
+
+    # --- what a scenario writes ---
+
+    @abstractmethod
+    def cast(self) -> tuple[list[Body], list[Body]]:
+        """Agents, in the reference's order, and landmarks."""
+
+    @abstractmethod
+    def sees(self, w: State) -> dict[str, Parts]:
+        """For each name stem, the blocks of its agents' observations."""
+
+    @abstractmethod
+    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """After the step: rewards [B, agents], and the `stats`, each [B]."""
+
+    def place(self, noise: Tensor) -> State:
+        """Starts: everybody anywhere in [-1, 1]. noise [B, noise_begin], used in the order of the reference's draws."""
+        return {"pos": self.scatter(noise)}
+
+    def react(self, w: State, noise: Tensor) -> State:
+        """What changes between the physics and the pay."""
+        return w
+
+    def success(self, w: State) -> Tensor | None:
+        """[B] rows whose episode ends because the task is done."""
+        return None
+
+    def colors(self, w: State, row: int) -> dict[int, tuple[float, float, float]]:
+        """Bodies (by index) that are not drawn in their own colour now."""
+        return {}
+
+    # --- the world, once ---
+
+    def setup(self) -> None:
+        if self.config.rules == "openai" and not self.openai:
+            raise UserError(f"the OpenAI worlds had no {type(self).__module__.rpartition('.')[2]}: leave --env.rules at mpe2.")
+        if self.config.max_cycles < 1:
+            raise UserError(f"--env.max-cycles is {self.config.max_cycles}: an episode needs at least one step.")
+        agents, landmarks = self.cast()
+        self.agents, self.landmarks, self.bodies = agents, landmarks, agents + landmarks
+        n = len(agents)
+        self.talkers = [i for i, a in enumerate(agents) if not a.silent]
+        self.silence = torch.zeros(self.rows, n, self.words, dtype=self.dtype, device=self.device)
+        self.accel = self.tensor([a.accel for a in agents])[:, None]
+        self.gain = self.tensor([DT / a.mass if a.movable else 0.0 for a in agents])[:, None]
+        speeds = [a.max_speed or float("inf") for a in agents]
+        self.max_speed = None if all(s == float("inf") for s in speeds) else self.tensor(speeds)[:, None]
+        self.sizes = self.tensor([b.size for b in self.bodies])
+        self.reach = self.sizes[:, None] + self.sizes[None]  # two bodies overlap when nearer than this
+        self.moves = self.tensor(MOVES)
+        self.zero = self.tensor(0.0)
+        self.stage = torch.zeros((), dtype=torch.long, device=self.device)  # of a curriculum, where there is one
+        # pairs that can touch and of which one at least can be pushed
+        pushed = [b.collides and i < n and b.movable for i, b in enumerate(self.bodies)]
+        pairs = [
+            (i, j)
+            for i, j in combinations(range(len(self.bodies)), 2)
+            if self.bodies[i].collides and self.bodies[j].collides and (pushed[i] or pushed[j])
+        ]
+        self.pairs = self.index([i for i, _ in pairs]), self.index([j for _, j in pairs])
+        self.touching = self.reach[self.pairs]
+        incidence = torch.zeros(n, len(pairs), dtype=self.dtype)
+        for k, (i, j) in enumerate(pairs):
+            incidence[i, k] = float(pushed[i])
+            if j < n:
+                incidence[j, k] = -float(pushed[j])
+        self.incidence = incidence.to(self.device)
+        self._others: dict[tuple[int, ...], Tensor] = {}
+        self.everyone = list(range(n))
+        self.marks = list(range(n, n + len(landmarks)))
+        self.noise_begin = self.noise_begin or 2 * len(self.bodies)
+
+        stems = [a.name.rpartition("_")[0] for a in agents]
+        self.stems = {stem: [i for i, s in enumerate(stems) if s == stem] for stem, _ in groupby(stems)}
+        self.fixed_length = True
+        blank = self._begun(torch.full((self.rows, self.noise_begin), 0.5, dtype=self.dtype, device=self.device))
+        self.fixed_length = self.success(blank) is None
+        parts = self.sees(blank)
+        groups = []
+        for stem, members in self.stems.items():
+            name = stem if len(self.stems) > 1 else "agents"
+            width, layout = _layout(parts[stem])
+            team = self.teams.get(stem, name)
+            names = tuple(agents[i].name for i in members)
+            groups.append(Group(name, team, names, (width,), self._space(agents[members[0]]), layout))
+        self.spec = EnvSpec(tuple(groups), common=self.common, horizon=self.config.max_cycles, stats=dict(self.stats_over))
+
+    def begin(self, noise: Tensor) -> State:
+        state = self.place(noise)
+        n = len(self.agents)
+        state["vel"] = torch.zeros(self.rows, n, 2, dtype=self.dtype, device=self.device)
+        if self.talkers:
+            state["comm"] = self.silence
+        return state
+
+    def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
+        push, comm = self._control(state, actions)
+        w = {**state, **self._move(state, push)}
+        if self.talkers:
+            w["comm"] = comm
+        w = self.react(w, noise)
+        reward, stats = self.judge(w)
+        success = self.success(w)
+        done = None if success is None else success & (state["clock"] + 1 < self.config.max_cycles)
+        pays = {}
+        for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
+            gone = self.never(g.n) if done is None else done[:, None].expand(self.rows, g.n)
+            pays[g.name] = Pay(reward[:, members[0] : members[-1] + 1], gone)
+        return Move(w, pays, done, stats)
+
+    def observe(self, state: State) -> Frame:
+        parts = self.sees(state)
+        views = {}
+        for g, stem in zip(self.spec.groups, self.stems, strict=True):
+            blocks = [x if x.dim() == 3 else x.flatten(2) for _, x in parts[stem]]
+            views[g.name] = self.view(torch.cat(blocks, -1), state["clock"])
+        return Frame(views)
+
+    def draw(self, row: int = 0) -> Sketch:
+        pos = self.state["pos"][row].tolist()
+        special = self.colors(self.state, row)
+        order = self.marks + self.everyone  # agents over landmarks
+        circles = [
+            Circle(
+                *pos[i],
+                self.bodies[i].size,
+                special.get(i, self.bodies[i].color),
+                self.bodies[i].name if i in self.everyone else "",
+                self.bodies[i].collides or i in self.everyone,
+            )
+            for i in order
+            if abs(pos[i][0]) < 100  # treasures that are out of play wait far away
+        ]
+        lines = []
+        for i in self.talkers:
+            said = self.state["comm"][row, i].tolist()
+            if self.config.actions == "continuous":
+                word = " ".join(f"{x:.2f}" for x in said)
+            else:
+                word = chr(ord("A") + said.index(max(said))) if any(said) else "nothing yet"
+            lines.append(f"{self.bodies[i].name} says {word}")
+        return Sketch(tuple(circles), tuple(lines))
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "stage": self.stage.expand(self.rows).clone()}
+
+    def set_state(self, state: dict[str, Any]) -> Frame:
+        state = dict(state)
+        stage = state.pop("stage", None)
+        if stage is not None:
+            self.stage.copy_(stage[0])
+        return super().set_state(state)
+
+    # --- for scenarios ---
+
+    def scatter(self, noise: Tensor, extent: float | Tensor = 1.0) -> Tensor:
+        """Two uniform numbers a body -> places in [-extent, extent]: [B, bodies, 2]."""
+        return (noise.reshape(self.rows, -1, 2) * 2 - 1) * extent
+
+    def choose(self, noise: Tensor, n: int) -> Tensor:
+        """A uniform number -> an integer below n."""
+        return (noise * n).long().clamp_(max=n - 1)
+
+    def others(self, members: Sequence[int], among: Sequence[int] | None = None) -> Tensor:
+        """For each member, the indices of the others: [n, others]."""
+        among = self.everyone if among is None else among
+        key = (*members, -1, *among)
+        if key not in self._others:
+            self._others[key] = self.index([[j for j in among if j != i] for i in members])
+        return self._others[key]
+
+    def gaps(self, w: State, members: Sequence[int], to: Sequence[int] | Tensor) -> Tensor:
+        """Places of `to` (the same for all members, or a row of indices for each) seen from the members: [B, n, k, 2]."""
+        pos = w["pos"]
+        here = pos[:, members[0] : members[-1] + 1]
+        if isinstance(to, Tensor):
+            return pos[:, to] - here[:, :, None]
+        return pos[:, None, to[0] : to[-1] + 1] - here[:, :, None]
+
+    def distances(self, w: State, members: Sequence[int], to: Sequence[int]) -> Tensor:
+        return length(self.gaps(w, members, to))  # [B, n, k]
+
+    def contacts(self, w: State, members: Sequence[int], to: Sequence[int]) -> Tensor:
+        """Which members overlap which of `to`: bool [B, n, k]. A body overlaps itself."""
+        return self.distances(w, members, to) < self.reach[members[0] : members[-1] + 1, to[0] : to[-1] + 1]
+
+    def velocities(self, w: State, members: Sequence[int]) -> Tensor:
+        return w["vel"][:, members[0] : members[-1] + 1]
+
+    def places(self, w: State, members: Sequence[int]) -> Tensor:
+        return w["pos"][:, members[0] : members[-1] + 1]
+
+    # --- inside ---
+
+    def _space(self, body: Body) -> Space:
+        sizes = ((len(MOVES),) if body.movable else ()) + (() if body.silent else (self.words,))
+        if self.config.actions == "continuous":
+            return Box((0.0,) * sum(sizes), (1.0,) * sum(sizes))
+        if self.config.actions == "multi" and len(sizes) > 1:
+            return MultiDiscrete(sizes)
+        n = 1
+        for size in sizes:
+            n *= size
+        return Discrete(n)
+
+    def _control(self, state: State, actions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Actions -> pushes [B, agents, 2] and messages [B, agents, words]."""
+        pushes, messages = [], []
+        for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
+            body, a = self.agents[members[0]], actions[g.name]
+            first, last = members[0], members[-1] + 1
+            if g.action.kind == "continuous":
+                a = a.to(self.dtype)
+                move = a[..., :5] if body.movable else None
+                message = a[..., a.shape[-1] - self.words :]
+                push = None if move is None else torch.stack((move[..., 2] - move[..., 1], move[..., 4] - move[..., 3]), -1)
+                push = None if push is None else push * self.accel[first:last]
+            else:
+                if g.action.kind == "multi-discrete":
+                    step, word = a[..., 0], a[..., 1]
+                elif body.movable and not body.silent:
+                    step, word = a % len(MOVES), a // len(MOVES)
+                else:
+                    step = word = a
+                push = self.moves[step] * self.accel[first:last] if body.movable else None
+                message = None if body.silent else torch.nn.functional.one_hot(word, self.words).to(self.dtype)
+            pushes.append(self.silence.new_zeros(self.rows, g.n, 2) if push is None else push)
+            messages.append(self.silence[:, first:last] if body.silent else message)
+        join = lambda xs: xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # noqa: E731
+        return join(pushes), join(messages)
+
+    def _move(self, state: State, push: Tensor) -> State:
+        pos, vel = state["pos"], state["vel"]
+        n = len(self.agents)
+        if self.pairs[0].numel():
+            delta = pos[:, self.pairs[0]] - pos[:, self.pairs[1]]  # [B, pairs, 2]
+            dist = length(delta)
+            depth = torch.logaddexp(self.zero, (self.touching - dist) / CONTACT_MARGIN) * CONTACT_MARGIN
+            force = delta * (CONTACT_FORCE * depth / dist.clamp(min=1e-12))[..., None]
+            push = push + self.incidence @ force
+        moved = pos[:, :n] + vel * DT
+        pos = torch.cat((moved, pos[:, n:]), 1) if self.landmarks else moved
+        vel = vel * (1 - DAMPING) + push * self.gain
+        limit = self.speed_limit(state)
+        if limit is not None:
+            speed = length(vel)[..., None]
+            vel = torch.where(speed > limit, vel / speed * limit, vel)
+        return {"pos": pos, "vel": vel}
+
+    def speed_limit(self, state: State) -> Tensor | None:
+        return self.max_speed
+
+
+def length(x: Tensor) -> Tensor:
+    return x.square().sum(-1).sqrt()
+
+
+def nearest(gaps: Tensor, k: int, *along: Tensor) -> list[Tensor]:
+    """The k nearest of `gaps` [B, n, m, 2], nearest first, zeros where there are fewer; `along` is picked alike."""
+    order = length(gaps).argsort(-1)[..., :k]
+    out = []
+    for x in (gaps, *along):
+        chosen = x.gather(2, order[..., None].expand(*order.shape, x.shape[-1]))
+        out.append(torch.nn.functional.pad(chosen, (0, 0, 0, k - chosen.shape[2])))
+    return out
+
+
+def _layout(parts: Parts) -> tuple[int, tuple[Slots, ...]]:
+    layout, at = [], 0
+    for entity, x in parts:
+        count, width = (1, x.shape[2]) if x.dim() == 3 else (x.shape[2], x.shape[3])
+        if count * width:
+            layout.append(Slots(entity, at, count, width))
+        at += count * width
+    return at, tuple(layout)

@@ -1,0 +1,205 @@
+"""The nouns that every room shares: spaces, groups, frames, outcomes, batches, and functions over trees of tensors.
+
+Letters in every shape comment: `T` time, `B` rows, `N` agents of a group, `O` observation, `A` choices, `D` action
+dimensions, `S` state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class UserError(ValueError):
+    """Something the user asked for cannot be: one sentence that says what was wrong and what to do. Exit status 2."""
+
+
+# --- spaces ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One choice of n. Actions are long [B, N]."""
+
+    n: int
+    kind = "discrete"
+
+    @property
+    def sizes(self) -> Shape:
+        return (self.n,)
+
+    @property
+    def shape(self) -> Shape:
+        return ()
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several choices at once. Actions are long [B, N, D]."""
+
+    sizes: Shape
+    kind = "multi-discrete"
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self.sizes),)
+
+
+@dataclass(frozen=True)
+class Box:
+    """D bounded numbers. Policies speak in [-1, 1]; the collector clips and scales to the bounds. Actions are float [B, N, D]."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    kind = "continuous"
+
+    @property
+    def shape(self) -> Shape:
+        return (len(self.low),)
+
+
+Space = Discrete | MultiDiscrete | Box
+
+
+# --- what a world is -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A block of a flat observation: `count` entities of one kind, `width` numbers each, from index `start`."""
+
+    entity: str
+    start: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents of one team with equal spaces and one name stem: the unit of parameters and of tensors."""
+
+    name: str
+    team: str
+    agents: tuple[str, ...]
+    obs: Shape | dict[str, Shape]  # named shapes where one tensor cannot hold it
+    action: Space
+    layout: tuple[Slots, ...] = ()
+    mortal: bool = False  # agents may die, arrive late or wait: alive, acts and start are not constant
+    masked: bool = False  # View.legal is given
+
+    @property
+    def n(self) -> int:
+        return len(self.agents)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    groups: tuple[Group, ...]
+    state: int | None = None  # S, the size of the world's own state; none: the joined observations are the state
+    common: bool = False  # the agents of a team are always paid alike
+    turns: bool = False  # agents move in turn
+    horizon: int | None = None  # the most steps an episode has
+    stats: dict[str, str] = field(default_factory=dict)  # name -> how an episode sums it up: "sum", "mean" or "last"
+
+    def __getitem__(self, name: str) -> Group:
+        return next(g for g in self.groups if g.name == name)
+
+    @property
+    def teams(self) -> dict[str, tuple[Group, ...]]:
+        names = dict.fromkeys(g.team for g in self.groups)
+        return {t: tuple(g for g in self.groups if g.team == t) for t in names}
+
+
+# --- what passes between rooms ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class View:
+    """What one group sees. Leading dimensions are [B] in a frame and [T, B] in a batch."""
+
+    obs: Tensor | dict[str, Tensor]  # [B, N, *O] of any dtype
+    alive: Tensor  # [B, N]
+    acts: Tensor  # [B, N] alive and to move now; equals `alive` unless turn-based
+    start: Tensor  # [B, N] an agent's first frame: new episode or late arrival
+    legal: Tensor | None = None  # [B, N, A] the choices of all discrete dimensions end to end; never all false
+
+
+@dataclass
+class Frame:
+    views: dict[str, View]
+    state: Tensor | None = None  # [B, S] the world's own; none where the joined observations are the state
+
+    def __getitem__(self, group: str) -> View:
+        return self.views[group]
+
+
+@dataclass
+class Pay:
+    """What one group earned in a step."""
+
+    reward: Tensor  # [B, N] reported
+    terminated: Tensor  # [B, N]
+    shaping: Tensor | None = None  # [B, N] paid, never reported
+
+
+@dataclass
+class Outcome:
+    pays: dict[str, Pay]
+    over: Tensor  # [B] the row's episode ended
+    stats: dict[str, Tensor]  # each [B]
+    next: Frame  # the true next frame
+    frame: Frame  # the one to act on: `next` with the rows that are over begun again
+
+
+@dataclass
+class Batch:
+    """All groups at the same moments. A plain transition has T = 1."""
+
+    frame: Frame  # [T, B, ...]
+    next: Frame  # [T, B, ...] the true next frames
+    actions: dict[str, Tensor]  # [T, B, N] or [T, B, N, D]
+    pays: dict[str, Pay]  # [T, B, N] raw
+    over: Tensor  # [T, B]
+    extras: dict[str, dict[str, Tensor]]  # what `act` left beside each action: [T, B, N, ...]
+    memory: dict[str, Any]  # the memory before the first step: trees of [B, N, ...]
+    paid: dict[str, Tensor] = field(default_factory=dict)  # [T, B, N] what the learner is paid: shaping and bonus in it
+    noise: Tensor | None = None  # uniform numbers for the update's own draws
+
+
+# --- trees: tensors in dicts, dataclasses, tuples and none, to any depth ---------------------------------------------
+
+
+def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """The same tree with `f` applied to each leaf, and to the leaves at the same place in `rest`."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {k: tree_map(f, v, *(r[k] for r in rest)) for k, v in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(tree_map(f, v, *(r[i] for r in rest)) for i, v in enumerate(tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(
+            tree, **{x.name: tree_map(f, getattr(tree, x.name), *(getattr(r, x.name) for r in rest)) for x in fields(tree)}
+        )
+    return f(tree, *rest)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    leaves: list[Any] = []
+    tree_map(leaves.append, tree)
+    return leaves
+
+
+def where_rows(rows: Tensor, a: Any, b: Any) -> Any:
+    """Tree `a` where the bool tensor `rows` holds, else tree `b`; `rows` [B] or [B, N] is widened to each leaf."""
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return x.where(rows.reshape(rows.shape + (1,) * (x.dim() - rows.dim())), y)
+
+    return tree_map(pick, a, b)
