@@ -53,7 +53,7 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class Box:
-    """D bounded numbers. Policies speak in [-1, 1]; the collector clips and scales to the bounds. Actions are float [B, N, D]."""
+    """D bounded numbers. Policies speak in [-1, 1]; the collector clips and scales. Actions are float [B, N, D]."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]

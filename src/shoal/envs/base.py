@@ -99,7 +99,7 @@ class World(Environment, ABC):
     def __init__(
         self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
     ):
-        self.config = config if config is not None else self.Config()
+        self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
         self.setup()
         self.noise = self.noise_begin + self.noise_step
