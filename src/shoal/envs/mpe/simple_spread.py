@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import BLUE, Body, Parts, Scenario, nearest
+from shoal.envs.mpe.world import BLUE, Body, Parts, Scenario, at_least, nearest
 from shoal.spec import UserError
 
 CAPTURE = 0.1  # a landmark with an agent this near is occupied
@@ -29,13 +29,12 @@ class SimpleSpread(Scenario):
         curriculum: bool = False  # collisions cost nothing until a hook sets the world's stage to 1
 
         def __post_init__(self) -> None:
-            if self.n < 1:
-                raise UserError(f"--env.n is {self.n}: the world needs at least one agent.")
+            at_least(self, 1, "n", "agent_neighbors", "landmark_neighbors")
             if not 0 <= self.local_ratio <= 1:
                 raise UserError(f"--env.local-ratio is {self.local_ratio}: a share is between 0 and 1.")
 
     words = 2
-    stats_over = {"occupied": "last", "collisions": "sum", "distance": "mean"}
+    stats_over = {"occupied": "last", "collisions": "sum", "distance": "mean", "success": "last"}
 
     @property
     def common(self) -> bool:  # type: ignore[override]
@@ -60,24 +59,20 @@ class SimpleSpread(Scenario):
 
     def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
-        distance = self._distance(w)
+        distance = self.distances(w, self.marks, self.everyone).amin(-1)  # [B, landmarks] to the nearest agent
         apart = distance.sum(-1, keepdim=True)  # [B, 1]
         bumps = (self.contacts(w, self.everyone, self.everyone).sum(-1) - 1).to(self.dtype)  # [B, N] less itself
+        cost = bumps + 1 if c.rules == "openai" else bumps
+        cost = cost * (self.stage > 0) if c.curriculum else cost
         if c.rules == "openai":
-            reward = -(apart + bumps + 1).sum(-1, keepdim=True).expand_as(bumps)
-        elif c.curriculum:
-            reward = -apart * (1 - c.local_ratio) - bumps * c.local_ratio * (self.stage > 0)
+            reward = -(apart + cost).sum(-1, keepdim=True).expand_as(bumps)
         else:
-            reward = -apart * (1 - c.local_ratio) - bumps * c.local_ratio
+            reward = -apart * (1 - c.local_ratio) - cost * c.local_ratio
+        occupied = (distance < CAPTURE).sum(-1)
         stats = {
-            "occupied": (distance < CAPTURE).sum(-1).to(self.dtype),
+            "occupied": occupied.to(self.dtype),
             "collisions": bumps.sum(-1) / 2,  # pairs
             "distance": distance.mean(-1),
+            "success": (occupied == c.n).to(self.dtype),
         }
         return reward, stats
-
-    def success(self, w: State) -> Tensor | None:
-        return (self._distance(w) < CAPTURE).all(-1) if self.config.terminate_on_success else None
-
-    def _distance(self, w: State) -> Tensor:
-        return self.distances(w, self.marks, self.everyone).amin(-1)  # [B, landmarks] to the nearest agent

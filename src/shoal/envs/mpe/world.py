@@ -9,6 +9,7 @@ bodies that collide, k m log(1 + exp((d_min - d) / m)) along the line between th
 place before the step. Starts, rewards and observations are the scenario's, one file each. State:
 
     pos [B, agents + landmarks, 2]    vel [B, agents, 2]    comm [B, agents, words] (where somebody talks)
+    goal [B, goals], which landmarks are the goals (where there are some), and what a scenario adds
 
 Actions are discrete (stay, left, right, down, up; times the words for one who talks as well), `multi` (the move and
 the word as two choices), or continuous (the same five numbers in [0, 1], then the words).
@@ -19,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations, groupby, permutations
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,8 +31,10 @@ from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay,
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
+MOST_MATCHED = 6  # agents that `matched` takes: it tries all 720 ways
 GREY, BLUE, GREEN, RED = (0.25, 0.25, 0.25), (0.35, 0.35, 0.85), (0.35, 0.85, 0.35), (0.85, 0.35, 0.35)
 
+Color = tuple[float, float, float]
 Parts = list[tuple[str, Tensor]]  # an observation: what each block is of, and the block [B, n, width] or [B, n, count, width]
 
 
@@ -40,7 +43,8 @@ class Body:
     name: str
     size: float = 0.05
     collides: bool = True
-    color: tuple[float, float, float] = GREY
+    color: Color = GREY
+    within: float = 1.0  # starts anywhere in [-within, within]
     # agents alone:
     movable: bool = True
     silent: bool = True
@@ -59,10 +63,11 @@ class Scenario(World, ABC):
         rules: Literal["mpe2", "openai"] = "mpe2"  # who pays: mpe2, or the original OpenAI worlds, for older logs
 
     words: ClassVar[int] = 0  # size of a message
+    goals: ClassVar[int] = 0  # landmarks that are drawn as goals, before any place is
     teams: ClassVar[dict[str, str]] = {}  # name stem -> team; a stem that is not named is a team of its own
     openai: ClassVar[bool] = True  # the OpenAI worlds had this scenario
     common: bool = False
-    stats_over: ClassVar[dict[str, str]] = {}  # names of `stats`, and how an episode sums each up
+    stats_over: ClassVar[dict[str, str]] = {}  # names of `stats`, and how an episode sums each up; `success` may end it
 
     # --- what a scenario writes ---
 
@@ -79,18 +84,23 @@ class Scenario(World, ABC):
         """After the step: rewards [B, agents], and the `stats`, each [B]."""
 
     def place(self, noise: Tensor) -> State:
-        """Starts: everybody anywhere in [-1, 1]. noise [B, noise_begin], used in the order of the reference's draws."""
-        return {"pos": self.scatter(noise)}
+        """Starts: goals, then everybody anywhere. noise [B, noise_begin], used in the order of the reference's draws."""
+        pos = {"pos": self.scatter(noise[:, self.goals :], self.within)}
+        return {**pos, "goal": self.choose(noise[:, : self.goals], len(self.landmarks))} if self.goals else pos
 
     def react(self, w: State, noise: Tensor) -> State:
         """What changes between the physics and the pay."""
         return w
 
-    def success(self, w: State) -> Tensor | None:
-        """[B] rows whose episode ends because the task is done."""
-        return None
+    def thrust(self, state: State) -> Tensor:
+        """How hard agents push: [agents, 1] or [B, agents, 1]."""
+        return self.accel
 
-    def colors(self, w: State, row: int) -> dict[int, tuple[float, float, float]]:
+    def speed_limit(self, state: State) -> Tensor | None:
+        """[agents, 1] or [B, agents, 1]."""
+        return self.max_speed
+
+    def colors(self, w: State, row: int) -> dict[int, Color]:
         """Bodies (by index) that are not drawn in their own colour now."""
         return {}
 
@@ -106,10 +116,13 @@ class Scenario(World, ABC):
         n = len(agents)
         self.talkers = [i for i, a in enumerate(agents) if not a.silent]
         self.silence = torch.zeros(self.rows, n, self.words, dtype=self.dtype, device=self.device)
+        self.stillness = torch.zeros(self.rows, n, 2, dtype=self.dtype, device=self.device)
+        self.code = torch.eye(self.words, dtype=self.dtype, device=self.device)  # a word's number -> its message
         self.accel = self.tensor([a.accel for a in agents])[:, None]
         self.gain = self.tensor([DT / a.mass if a.movable else 0.0 for a in agents])[:, None]
         speeds = [a.max_speed or float("inf") for a in agents]
         self.max_speed = None if all(s == float("inf") for s in speeds) else self.tensor(speeds)[:, None]
+        self.within = self.tensor([b.within for b in self.bodies])[:, None]
         self.sizes = self.tensor([b.size for b in self.bodies])
         self.reach = self.sizes[:, None] + self.sizes[None]  # two bodies overlap when nearer than this
         self.moves = self.tensor(MOVES)
@@ -133,13 +146,12 @@ class Scenario(World, ABC):
         self._others: dict[tuple[int, ...], Tensor] = {}
         self.everyone = list(range(n))
         self.marks = list(range(n, n + len(landmarks)))
-        self.noise_begin = self.noise_begin or 2 * len(self.bodies)
+        self.noise_begin = self.noise_begin or self.goals + 2 * len(self.bodies)
 
         stems = [a.name.rpartition("_")[0] for a in agents]
         self.stems = {stem: [i for i, s in enumerate(stems) if s == stem] for stem, _ in groupby(stems)}
-        self.fixed_length = True
+        self.fixed_length = not getattr(self.config, "terminate_on_success", False)
         blank = self._begun(torch.full((self.rows, self.noise_begin), 0.5, dtype=self.dtype, device=self.device))
-        self.fixed_length = self.success(blank) is None
         parts = self.sees(blank)
         groups = []
         for stem, members in self.stems.items():
@@ -152,10 +164,9 @@ class Scenario(World, ABC):
 
     def begin(self, noise: Tensor) -> State:
         state = self.place(noise)
-        n = len(self.agents)
-        state["vel"] = torch.zeros(self.rows, n, 2, dtype=self.dtype, device=self.device)
+        state["vel"] = self.stillness.clone()  # of the row's own: whoever captures a step may write into a state
         if self.talkers:
-            state["comm"] = self.silence
+            state["comm"] = self.silence.clone()
         return state
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
@@ -165,8 +176,8 @@ class Scenario(World, ABC):
             w["comm"] = comm
         w = self.react(w, noise)
         reward, stats = self.judge(w)
-        success = self.success(w)
-        done = None if success is None else success & (state["clock"] + 1 < self.config.max_cycles)
+        # at the horizon the reference truncates, done or not
+        done = None if self.fixed_length else (stats["success"] > 0) & (state["clock"] + 1 < self.config.max_cycles)
         pays = {}
         for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
             gone = self.never(g.n) if done is None else done[:, None].expand(self.rows, g.n)
@@ -187,7 +198,8 @@ class Scenario(World, ABC):
         order = self.marks + self.everyone  # agents over landmarks
         circles = [
             Circle(
-                *pos[i],
+                pos[i][0],
+                pos[i][1],
                 self.bodies[i].size,
                 special.get(i, self.bodies[i].color),
                 self.bodies[i].name if i in self.everyone else "",
@@ -237,23 +249,25 @@ class Scenario(World, ABC):
     def gaps(self, w: State, members: Sequence[int], to: Sequence[int] | Tensor) -> Tensor:
         """Places of `to` (the same for all members, or a row of indices for each) seen from the members: [B, n, k, 2]."""
         pos = w["pos"]
-        here = pos[:, members[0] : members[-1] + 1]
-        if isinstance(to, Tensor):
-            return pos[:, to] - here[:, :, None]
-        return pos[:, None, to[0] : to[-1] + 1] - here[:, :, None]
+        there = pos[:, to] if isinstance(to, Tensor) else pos[:, None, span(to)]
+        return there - pos[:, span(members), None]
 
     def distances(self, w: State, members: Sequence[int], to: Sequence[int]) -> Tensor:
         return length(self.gaps(w, members, to))  # [B, n, k]
 
     def contacts(self, w: State, members: Sequence[int], to: Sequence[int]) -> Tensor:
         """Which members overlap which of `to`: bool [B, n, k]. A body overlaps itself."""
-        return self.distances(w, members, to) < self.reach[members[0] : members[-1] + 1, to[0] : to[-1] + 1]
+        return self.distances(w, members, to) < self.reach[span(members), span(to)]
 
     def velocities(self, w: State, members: Sequence[int]) -> Tensor:
-        return w["vel"][:, members[0] : members[-1] + 1]
+        return w["vel"][:, span(members)]
 
     def places(self, w: State, members: Sequence[int]) -> Tensor:
-        return w["pos"][:, members[0] : members[-1] + 1]
+        return w["pos"][:, span(members)]
+
+    def aims(self, w: State) -> Tensor:
+        """Where the goals are: [B, goals, 2]."""
+        return w["pos"].gather(1, (w["goal"] + len(self.agents))[..., None].expand(-1, -1, 2))
 
     # --- inside ---
 
@@ -270,16 +284,16 @@ class Scenario(World, ABC):
 
     def _control(self, state: State, actions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Actions -> pushes [B, agents, 2] and messages [B, agents, words]."""
-        pushes, messages = [], []
+        pushes, messages, thrust = [], [], self.thrust(state)
         for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
-            body, a = self.agents[members[0]], actions[g.name]
-            first, last = members[0], members[-1] + 1
+            body, a, at = self.agents[members[0]], actions[g.name], span(members)
+            push, message = self.stillness[:, at], self.silence[:, at]
             if g.action.kind == "continuous":
                 a = a.to(self.dtype)
-                move = a[..., :5] if body.movable else None
-                message = a[..., a.shape[-1] - self.words :]
-                push = None if move is None else torch.stack((move[..., 2] - move[..., 1], move[..., 4] - move[..., 3]), -1)
-                push = None if push is None else push * self.accel[first:last]
+                if body.movable:
+                    push = torch.stack((a[..., 2] - a[..., 1], a[..., 4] - a[..., 3]), -1) * thrust[..., at, :]
+                if not body.silent:
+                    message = a[..., a.shape[-1] - self.words :]
             else:
                 if g.action.kind == "multi-discrete":
                     step, word = a[..., 0], a[..., 1]
@@ -287,12 +301,13 @@ class Scenario(World, ABC):
                     step, word = a % len(MOVES), a // len(MOVES)
                 else:
                     step = word = a
-                push = self.moves[step] * self.accel[first:last] if body.movable else None
-                message = None if body.silent else torch.nn.functional.one_hot(word, self.words).to(self.dtype)
-            pushes.append(self.silence.new_zeros(self.rows, g.n, 2) if push is None else push)
-            messages.append(self.silence[:, first:last] if body.silent else message)
-        join = lambda xs: xs[0] if len(xs) == 1 else torch.cat(xs, 1)  # noqa: E731
-        return join(pushes), join(messages)
+                if body.movable:
+                    push = self.moves[step] * thrust[..., at, :]
+                if not body.silent:
+                    message = self.code[word]
+            pushes.append(push)
+            messages.append(message)
+        return (pushes[0], messages[0]) if len(pushes) == 1 else (torch.cat(pushes, 1), torch.cat(messages, 1))
 
     def _move(self, state: State, push: Tensor) -> State:
         pos, vel = state["pos"], state["vel"]
@@ -312,12 +327,40 @@ class Scenario(World, ABC):
             vel = torch.where(speed > limit, vel / speed * limit, vel)
         return {"pos": pos, "vel": vel}
 
-    def speed_limit(self, state: State) -> Tensor | None:
-        return self.max_speed
-
 
 def length(x: Tensor) -> Tensor:
     return x.square().sum(-1).sqrt()
+
+
+def span(members: Sequence[int]) -> slice:
+    """Neighbouring indices as a slice: a view, where a list of indices would copy."""
+    return slice(members[0], members[-1] + 1) if members else slice(0, 0)
+
+
+def fence(places: Tensor) -> Tensor:
+    """What the edge of the world costs, [B, n, 2] -> [B, n]: on each axis nothing up to 0.9, 1 at 1, 10 at most beyond."""
+    x = places.abs()
+    return torch.where(x < 1, (x * 10 - 9).clamp(min=0), (x * 2 - 2).exp().clamp(max=10)).sum(-1)
+
+
+def matchings(n: int) -> list[int]:
+    """All ways to give n agents a spot each, as indices into a flat [n * n] table, agent after agent: n! * n numbers."""
+    return [agent * n + spot for order in permutations(range(n)) for agent, spot in enumerate(order)]
+
+
+def matched(distance: Tensor, ways: Tensor) -> Tensor:
+    """Each agent's distance [B, n] to its spot, in the matching of least total; distance [B, n, n], ways: `matchings(n)`."""
+    n = distance.shape[1]
+    tried = distance.flatten(1).index_select(1, ways).unflatten(1, (-1, n))  # [B, n!, n]
+    best = tried.sum(-1).argmin(-1)[:, None, None]
+    return tried.gather(1, best.expand(-1, 1, n))[:, 0]
+
+
+def at_least(config: Any, least: int, *fields: str) -> None:
+    for name in fields:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise UserError(f"--env.{name.replace('_', '-')} is {value}: it has to be at least {least}.")
 
 
 def nearest(gaps: Tensor, k: int, *along: Tensor) -> list[Tensor]:

@@ -1,0 +1,242 @@
+"""What an algorithm is: it acts for the groups it is bound to, and it learns from batches.
+
+    act(frame, memory, noise, explore) -> actions, memory, extras     changes nothing; noise none is greedy
+    update(batch) -> metrics                                          device tensors, nothing is read out
+
+An algorithm never steps a world, logs or opens a file. What learns or counts is a module or a buffer, and so is saved.
+What it can take is declared in class attributes, which `fits` checks before anything starts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.nets.layers import NetConfig
+from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Feed: every so many steps, all that happened since, once."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Feed: after `start` environment steps, every `every` of them, `batch` sequences of `length` drawn from the past."""
+
+    batch: int
+    length: int
+    start: int
+    every: int
+    capacity: int
+
+
+class Algorithm(nn.Module, ABC):
+    names: ClassVar[dict[str, dict[str, Any]]] = {}  # further names, each a setting of this one
+    takes: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # kinds of actions
+    pay: ClassVar[Literal["any", "common"]] = "any"  # common: a team's agents must be paid alike
+    turns: ClassVar[bool] = True  # can play turn-based worlds
+    mortal: ClassVar[bool] = True  # can take agents that die or arrive late
+    recalls: ClassVar[bool] = False  # carries memory: can solve what needs it
+    learns: ClassVar[bool] = True
+    greedy: ClassVar[bool] = True  # evaluated without noise; else it draws there as well
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    feed: Rollout | Replay
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,  # for first weights, on the CPU: the same on every device
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__()
+        fits(type(self), spec, groups)
+        self.spec, self.groups, self.config, self.net = spec, groups, config, net
+        first = spec[groups[0]]
+        self.space, self.obs = first.action, first.obs
+        self.n = sum(spec[g].n for g in groups)
+        self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
+
+    # --- acting ---
+
+    noise: int = 0  # uniform numbers an agent takes to act
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        """Zero memory for each group: a tree of [B, N, ...]."""
+        return {g: {} for g in self.groups}
+
+    @abstractmethod
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """Actions, new memory and what the update wants to know of the moment, for each group."""
+
+    # --- learning ---
+
+    def draws(self, steps: int, rows: int) -> int:
+        """Uniform numbers an update of [steps, rows] takes, in `batch.noise`."""
+        return 0
+
+    def tune(self, progress: float) -> None:
+        """Set what is scheduled; `progress` is the share of the run that is done."""
+        return None
+
+    @abstractmethod
+    def update(self, batch: Batch) -> dict[str, Tensor]: ...
+
+    def target_actions(self, batch: Batch, group: str) -> Tensor:
+        """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D].
+        Target nets where there are some, else the current policy's choice. For the critics of peers; no gradient."""
+        with torch.no_grad():
+            actions, _, _ = self.act(batch.next, self.memory(0, batch.over.device), None, False)
+        chosen, space = actions[group], self.spec[group].action
+        if space.kind == "continuous":
+            return chosen
+        each = chosen[..., None] if space.shape == () else chosen
+        hot = [nn.functional.one_hot(each[..., d], n) for d, n in enumerate(space.sizes)]  # type: ignore[union-attr]
+        return torch.cat(hot, -1).float()
+
+    # --- several groups as one: agents are a dimension ---
+
+    def joined(self, part: Callable[[str], Any], agents_at: int) -> Any:
+        """The groups' tensors side by side along the agents' dimension; none where the first has none."""
+        parts = [part(g) for g in self.groups]
+        return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, agents_at)
+
+    def parted(self, x: Tensor, agents_at: int) -> dict[str, Tensor]:
+        return dict(zip(self.groups, x.split([self.spec[g].n for g in self.groups], agents_at), strict=True))
+
+    def mask(self, batch: Batch) -> Tensor | None:
+        """[T, B, N] who is in losses and statistics; none where everybody always is."""
+        return self.joined(lambda g: batch.frame[g].acts, 2) if self.uneven else None
+
+
+def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
+    """Refuse, in a sentence, a world that the algorithm cannot take."""
+    name = cls.__name__
+    for g in groups:
+        kind = spec[g].action.kind
+        if kind not in cls.takes:
+            raise UserError(f"{name} takes {' and '.join(cls.takes)} actions; those of {g!r} are {kind}.")
+        if spec[g].mortal and not cls.mortal:
+            raise UserError(f"{name} cannot take agents that die or arrive late, as those of {g!r} do.")
+    if spec.turns and not cls.turns:
+        raise UserError(f"{name} cannot play turn-based worlds.")
+    if cls.pay == "common" and not spec.common:
+        raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
+
+
+# --- what critics see ------------------------------------------------------------------------------------------------
+
+Scope = Literal["own", "team", "world"]
+
+
+def scope_groups(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> tuple[Group, ...]:
+    return spec.groups if scope == "world" else spec.teams[spec[groups[0]].team]
+
+
+def scope_width(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> int:
+    if scope == "own":
+        return width_of(spec[groups[0]])
+    if scope == "world" and spec.state is not None:
+        return spec.state
+    return sum(g.n * width_of(g) for g in scope_groups(spec, groups, scope))
+
+
+def scope_input(spec: EnvSpec, groups: tuple[str, ...], scope: Scope, frame: Frame) -> Tensor:
+    """What a central critic sees: [..., S]. Agents that are not alive are zeros."""
+    if scope == "world" and frame.state is not None:
+        return frame.state.float()
+    parts = []
+    for g in scope_groups(spec, groups, scope):
+        view = frame[g.name]
+        obs = flat(view.obs, g)
+        parts.append((torch.where(view.alive[..., None], obs, 0) if g.mortal else obs).flatten(-2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def width_of(group: Group) -> int:
+    assert not isinstance(group.obs, dict), "named observations want an encoder"
+    width = 1
+    for n in group.obs:
+        width *= n
+    return width
+
+
+def flat(obs: Any, group: Group) -> Tensor:
+    """[..., N, *O] -> float [..., N, width]."""
+    extra = len(group.obs)
+    obs = obs.float()
+    return obs if extra == 1 else obs.flatten(-extra) if extra else obs[..., None]
+
+
+# --- one place descends ----------------------------------------------------------------------------------------------
+
+
+class Optimiser(nn.Module):
+    """AdamW over the parameters of some modules, laid end to end in one vector.
+
+    One vector makes zeroing, clipping, stepping (and summing across machines) one operation each. Adam's moments and the
+    rate are buffers: saved with the modules, restored in place, so that a captured graph goes on pointing at them.
+    """
+
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+    rate: Tensor
+    broken: Tensor
+
+    def __init__(self, modules: Iterable[nn.Module], rate: float, decay: float = 0.0, clip: float | None = None):
+        super().__init__()
+        params = [p for m in modules for p in m.parameters()]
+        device = params[0].device
+        flat = torch.cat([p.detach().reshape(-1) for p in params])
+        grad = torch.zeros_like(flat)
+        at = 0
+        for p in params:
+            span = slice(at, at + p.numel())
+            p.data, p.grad = flat[span].view_as(p), grad[span].view_as(p)
+            at += p.numel()
+        self.clip = clip
+        self.register_buffer("first", torch.zeros_like(flat))
+        self.register_buffer("second", torch.zeros_like(flat))
+        self.register_buffer("steps", torch.zeros((), device=device))
+        self.register_buffer("rate", torch.tensor(rate, device=device))
+        self.register_buffer("broken", torch.zeros((), dtype=torch.bool, device=device))
+        leaf = nn.Parameter(flat)
+        leaf.grad = grad
+        self._leaf = [leaf]  # in a list: it is the modules' parameters once more, not another to save
+        self._adam = torch.optim.AdamW([leaf], lr=self.rate, eps=1e-5, weight_decay=decay, fused=True)
+        self._adam.state[leaf] = {"step": self.steps, "exp_avg": self.first, "exp_avg_sq": self.second}
+
+    def descend(self, loss: Tensor, count: Tensor | float, keep: Tensor | None = None) -> Tensor:
+        """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
+        where `keep` is true, and never along a gradient that is not finite; that is remembered in `broken`, and no
+        further step is taken. Returns the norm of the gradient before clipping."""
+        grad = self._leaf[0].grad
+        assert grad is not None
+        grad.zero_()
+        (loss / torch.as_tensor(count, device=loss.device).clamp(min=1)).backward()
+        norm = grad.norm()
+        if self.clip is not None:
+            grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
+        self.broken |= ~norm.isfinite()
+        stop = self.broken if keep is None else self.broken | ~keep
+        self._adam.found_inf = stop.float()  # type: ignore[attr-defined]
+        self._adam.step()
+        return norm.detach()

@@ -1,0 +1,219 @@
+"""PPO, IPPO and MAPPO (Schulman et al., 2017; de Witt et al., 2020; Yu et al., 2022): clipped policy gradients.
+
+Every `rollout` steps the policy is moved for some epochs on what just happened, by
+
+    L = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) - w H(pi),    rho = pi(a | o) / pi_old(a | o),
+
+with A from generalised advantage estimation (`ops/returns.py`), and the critic towards A + V. Old log-probabilities come
+from the rollout and stay fixed; advantages are computed once a rollout, over active agents. The names differ in what the
+critic sees: `ppo` and `ippo` an agent's own observation, `mappo` the whole world (`--algo.critic own|team|world`). A
+central critic reads its input once and has a head for each agent, so that agents may be paid differently.
+
+Metrics, for each group: policy_loss, value_loss, entropy, kl (approximate, old to new), clip_fraction (of the ratios),
+explained_variance (of the returns, by the values before the update), grad_norm_actor and grad_norm_critic (before
+clipping), learning_rate.
+
+Departures from the papers: Adam's epsilon is 1e-5; time limits are bootstrapped exactly, from the value of the true last
+observation; the entropy of a squashed normal is that of the normal inside; observation statistics move after the update,
+so that every ratio begins at one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algos.base import Algorithm, Optimiser, Rollout, Scope, flat, scope_input, scope_width, width_of
+from shoal.nets.heads import Actor, Critic
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import CLIP, Running
+from shoal.ops import losses
+from shoal.ops.distributions import noise_of
+from shoal.ops.returns import gae
+from shoal.ops.schedules import scheduled
+from shoal.spec import Batch, EnvSpec, Frame, UserError
+
+SLAB = 1 << 17  # moments evaluated at once when values are computed
+
+
+class PPO(Algorithm):
+    names = {"ippo": {"critic": "own"}, "mappo": {"critic": "world"}}
+
+    @dataclass(frozen=True)
+    class Config:
+        rollout: int = 25  # steps between updates
+        epochs: int = 4  # passes over a rollout
+        minibatches: int = 4  # pieces of a pass; a piece holds whole moments, all agents of the group
+        gamma: float = 0.99  # discount
+        lam: float = 0.95  # GAE's lambda
+        clip: float = 0.2  # how far a ratio may move and still count
+        value_clip: float | None = 0.2  # how far a (normalised) value may move in an update; none: as far as it likes
+        huber: float | None = None  # value errors beyond this count linearly; none: squared errors
+        entropy: float = 0.01  # weight of the entropy bonus
+        lr: float = 7e-4  # learning rate
+        lr_critic: float | None = None  # learning rate of the critic; none: the same
+        lr_schedule: Literal["constant", "linear", "cosine", "exponential"] = "constant"  # learning rate over the run
+        lr_last: float = 0.0  # share of the learning rate that a schedule ends at
+        weight_decay: float = 0.0  # decoupled, as in AdamW
+        grad_clip: float | None = 0.5  # norm beyond which gradients are scaled down; none: never
+        critic: Scope = "own"  # what the critic sees: own observation, the team's or the world's
+        normalise_advantage: bool = True  # mean 0, deviation 1 over the active agents of a rollout
+        normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
+        normalise_obs: bool = False  # observations of mean 0 and deviation 1, by running statistics
+        squash: bool = False  # continuous actions: tanh into the bounds; else they are clipped
+        log_std: float = 0.0  # continuous actions: log of the first standard deviation
+
+        def __post_init__(self) -> None:
+            for name in ("rollout", "epochs", "minibatches", "lr"):
+                if not getattr(self, name) > 0:
+                    raise UserError(f"--algo.{name} is {getattr(self, name)}: it must be more than zero.")
+            for name in ("gamma", "lam", "lr_last"):
+                if not 0 <= getattr(self, name) <= 1:
+                    raise UserError(f"--algo.{name.replace('_', '-')} is {getattr(self, name)}: it is between 0 and 1.")
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c = config
+        self.feed, self.noise = Rollout(c.rollout), noise_of(self.space)
+        self.central = c.critic != "own"
+        seen = scope_width(spec, groups, c.critic)
+        self.actor = Actor(width_of(spec[groups[0]]), self.space, self.n, net, generator, c.squash, c.log_std)
+        self.critic = Critic(seen, self.n, net, generator, self.central)
+        self.value_norm = Running() if c.normalise_value else None
+        self.obs_norm = Running(width_of(spec[groups[0]])) if c.normalise_obs else None
+        self.seen_norm = Running(seen) if c.normalise_obs and self.central else None
+        self.to(device)
+        self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
+        self.critic_optimiser = Optimiser([self.critic], c.lr_critic or c.lr, c.weight_decay, c.grad_clip)
+
+    # --- acting ---
+
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        at = frame[self.groups[0]].acts.dim() - 1
+        pi = self.actor(self._obs(frame, at), self.joined(lambda g: frame[g].legal, at))
+        if noise is None:
+            return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
+        actions = pi.sample(self.joined(noise.__getitem__, at))
+        log_prob = self.parted(pi.log_prob(actions), at)
+        return self.parted(actions, at), memory, {g: {"log_prob": log_prob[g]} for g in self.groups}
+
+    # --- learning ---
+
+    def draws(self, steps: int, rows: int) -> int:
+        return self.config.epochs * steps * rows
+
+    def tune(self, progress: float) -> None:
+        c = self.config
+        share = scheduled(c.lr_schedule, 1.0, c.lr_last, progress)
+        self.actor_optimiser.rate.fill_(c.lr * share)
+        self.critic_optimiser.rate.fill_((c.lr_critic or c.lr) * share)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        c, mask = self.config, self.mask(batch)
+        with torch.no_grad():
+            obs, seen = self._obs(batch.frame, 2), self._seen(batch.frame)
+            value = self._values(seen)
+            advantage = self._advantage(batch, value)
+            target = advantage + value
+            variance = losses.explained_variance(value, target, mask)
+            if self.value_norm is not None:
+                self.value_norm.update(target, mask)
+                value, target = self.value_norm.normalise(value), self.value_norm.normalise(target)
+            if c.normalise_advantage:
+                advantage = losses.normalise(advantage, mask)
+            data = {
+                "obs": obs,
+                "seen": seen if self.central else None,  # else the same as obs
+                "action": self.joined(lambda g: batch.actions[g], 2),
+                "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"], 2),
+                "legal": self.joined(lambda g: batch.frame[g].legal, 2),
+                "advantage": advantage,
+                "value": value,
+                "target": target,
+                "mask": mask,
+            }
+            data = {k: x.flatten(0, 1) for k, x in data.items() if x is not None}  # [T B, N, ...]: a moment is a sample
+            moments = advantage.shape[0] * advantage.shape[1]
+            assert batch.noise is not None
+            orders = batch.noise.reshape(c.epochs, moments).argsort(-1)
+        steps = [
+            self._descend({k: x[index] for k, x in data.items()})
+            for order in orders
+            for index in order.tensor_split(min(c.minibatches, moments))
+        ]
+        if self.obs_norm is not None:
+            self.obs_norm.update(self._raw(batch.frame, 2), mask)
+        if self.seen_norm is not None:
+            self.seen_norm.update(scope_input(self.spec, self.groups, c.critic, batch.frame))
+        metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
+        return {**metrics, "explained_variance": variance, "learning_rate": self.actor_optimiser.rate.clone()}
+
+    def _descend(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step of actor and critic on one minibatch."""
+        c, mask = self.config, data.get("mask")
+        pi = self.actor(data["obs"], data.get("legal"))
+        log_prob, entropy = pi.log_prob_and_entropy(data["action"])
+        policy_loss, ratio = losses.ppo_clip(log_prob, data["log_prob"], data["advantage"], c.clip)
+        value = self.critic(data["seen"] if self.central else data["obs"])
+        if c.value_clip is None:
+            value_loss = losses.value_error(value, data["target"], c.huber)
+        else:
+            value_loss = losses.value_clip(value, data["value"], data["target"], c.value_clip, c.huber)
+        count = torch.tensor(float(ratio.numel()), device=ratio.device) if mask is None else mask.sum()
+        total = losses.masked_sum(policy_loss - c.entropy * entropy, mask)
+        grad_actor = self.actor_optimiser.descend(total, count)
+        grad_critic = self.critic_optimiser.descend(losses.masked_sum(value_loss, mask), count)
+        with torch.no_grad():
+            return {
+                "policy_loss": losses.masked_mean(policy_loss, mask),
+                "value_loss": losses.masked_mean(value_loss, mask),
+                "entropy": losses.masked_mean(entropy, mask),
+                "kl": losses.masked_mean(losses.approximate_kl(log_prob, data["log_prob"]), mask),
+                "clip_fraction": losses.masked_mean(((ratio - 1).abs() > c.clip).float(), mask),
+                "grad_norm_actor": grad_actor,
+                "grad_norm_critic": grad_critic,
+            }
+
+    def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
+        c = self.config
+        reward = self.joined(lambda g: batch.paid[g], 2)
+        terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
+        cut = batch.over[..., None].expand_as(terminated)
+        acts = None
+        if self.uneven:
+            cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2)
+            acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
+        return gae(reward, value, self._values(self._seen(batch.next)), terminated, cut, c.gamma, c.lam, acts)
+
+    def _values(self, seen: Tensor) -> Tensor:
+        """V in the reward's own units: [T, B, N]."""
+        slabs = seen.split(max(1, SLAB // seen.shape[1]))
+        value = torch.cat([self.critic(x) for x in slabs])
+        return value if self.value_norm is None else self.value_norm.denormalise(value)
+
+    def _raw(self, frame: Frame, agents_at: int) -> Tensor:
+        return self.joined(lambda g: flat(frame[g].obs, self.spec[g]), agents_at)
+
+    def _obs(self, frame: Frame, agents_at: int) -> Tensor:
+        obs = self._raw(frame, agents_at)
+        return obs if self.obs_norm is None else self.obs_norm.normalise(obs, CLIP)
+
+    def _seen(self, frame: Frame) -> Tensor:
+        """What the critic sees: [T, B, N, O], or [T, B, S] where it is central."""
+        if not self.central:
+            return self._obs(frame, 2)
+        seen = scope_input(self.spec, self.groups, self.config.critic, frame)
+        return seen if self.seen_norm is None else self.seen_norm.normalise(seen, CLIP)

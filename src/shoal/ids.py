@@ -1,0 +1,115 @@
+"""From an id to a file to a class, for environments and algorithms; without importing what is not asked for.
+
+The file name is the id; the class is the one concrete class in the file that derives from another. A class may declare
+further names that are settings of it: `names = {"mappo": {"critic": "world"}}`. There is no registry: files are found
+in the package, or given by path (`./mine.py`), which is loaded under a name of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal.spec import UserError
+
+ROOT = Path(__file__).parent
+KINDS = {"algos": "algorithm", "envs": "environment"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name that can be asked for."""
+
+    id: str
+    path: Path
+    module: str
+    cls: str
+    family: str  # the folder it lives in: mpe, probe, algos
+    summary: str  # the first line of the module's docstring
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def load(self) -> Any:
+        return getattr(load_module(self), self.cls)
+
+
+@cache
+def catalog(kind: str) -> dict[str, Entry]:
+    """Every algorithm ("algos") or environment ("envs") of the package, by id."""
+    found: dict[str, Entry] = {}
+    for path in sorted((ROOT / kind).rglob("*.py")):
+        for entry in _entries(path, ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts))):
+            if entry.id in found:
+                raise UserError(f"two files claim the id {entry.id!r}: {found[entry.id].path} and {path}.")
+            found[entry.id] = entry
+    return found
+
+
+def find(kind: str, id: str) -> Entry:
+    """The entry for an id, or for a path to a user's own file."""
+    if id.endswith(".py"):
+        path = Path(id).resolve()
+        if not path.is_file():
+            raise UserError(f"there is no file {id!r}.")
+        name = f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+        entries = _entries(path, name)
+        if not entries:
+            raise UserError(f"{id!r} defines no {KINDS[kind]}: it needs one class that derives from Shoal's base class.")
+        return entries[0]
+    entries_by_id = catalog(kind)
+    if id not in entries_by_id:
+        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, entries_by_id)}; `shoal {kind}` lists them.")
+    return entries_by_id[id]
+
+
+def near(word: str, words: Any) -> str:
+    """', did you mean ...?' or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=2, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(c) for c in close)}?".rstrip("?") if close else ""
+
+
+def load_module(entry: Entry) -> ModuleType:
+    if entry.module in sys.modules or not entry.module.startswith("shoal_user_"):
+        return importlib.import_module(entry.module)
+    spec = importlib.util.spec_from_file_location(entry.module, entry.path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[entry.module] = module  # dataclasses and workers look a class's module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _entries(path: Path, module: str) -> list[Entry]:
+    try:
+        tree = ast.parse(path.read_text())
+    except (SyntaxError, UnicodeDecodeError) as e:
+        raise UserError(f"{path} is not Python that can be read: {e}.") from None
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases]
+    concrete = [c for c in classes if not {"ABC", "UserError", "Protocol"} & {b.id for b in c.bases if isinstance(b, ast.Name)}]
+    concrete = [c for c in concrete if not any(isinstance(b, ast.Attribute) for b in c.bases) and not c.name.startswith("_")]
+    if path.stem in ("base", "__init__") or not concrete:
+        return []
+    cls = concrete[-1]
+    summary = (ast.get_docstring(tree) or "").partition("\n")[0]
+    family = path.parent.name
+    entries = [Entry(path.stem, path, module, cls.name, family, summary)]
+    for node in cls.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if (
+            isinstance(target, ast.Name)
+            and target.id == "names"
+            and isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value
+        ):
+            for name, settings in ast.literal_eval(node.value).items():
+                entries.append(Entry(name, path, module, cls.name, family, summary, settings))
+    return entries

@@ -1,0 +1,135 @@
+"""The logger: the only place where a tensor becomes a number.
+
+metrics.jsonl is the truth that every tool reads, one object a line; the sinks beside it are copies for other eyes. What
+has been written can be cut back to a mark, which is how a resumed run's logs equal those of one that never stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.spec import UserError
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: Literal["auto"] | int = "auto"  # environment steps between lines of training metrics; auto: 100 lines a run
+    tensorboard: bool = True  # write TensorBoard events into tb/
+    csv: bool = True  # write metrics.csv, made anew of metrics.jsonl at every checkpoint
+    wandb: bool = False  # send to Weights & Biases; needs `pip install shoal[wandb]`
+    wandb_project: str = "shoal"  # W&B project
+    wandb_entity: str | None = None  # W&B user or team
+    wandb_group: str | None = None  # W&B group of runs
+    wandb_tags: tuple[str, ...] = ()  # W&B tags, with commas between
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"  # whether W&B's server is asked
+
+    def __post_init__(self) -> None:
+        if self.every != "auto" and self.every < 1:
+            raise UserError(f"--log.every is {self.every}: it is a number of steps, at least 1.")
+
+
+class Sink(Protocol):
+    def write(self, step: int, kind: str, metrics: dict[str, float | list[float]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Logger:
+    """Takes metrics as tensors, hands them on as numbers."""
+
+    def __init__(self, folder: Path, config: LogConfig, name: str, settings: dict[str, Any], resumed_at: int | None = None):
+        self.folder, self.config = folder, config
+        self.jsonl = (folder / "metrics.jsonl").open("a")
+        self.text = (folder / "train.log").open("a")
+        self.sinks: list[Sink] = []
+        if config.tensorboard:
+            from shoal.log.tensorboard import TensorBoard
+
+            self.sinks.append(TensorBoard(folder / "tb", resumed_at))
+        if config.wandb:
+            from shoal.log.wandb import WandB
+
+            self.sinks.append(WandB(config, folder, name, settings))
+
+    def write(self, step: int, time: float, kind: str, metrics: dict[str, Tensor]) -> dict[str, Any]:
+        numbers = to_numbers(metrics)
+        line = {"step": step, "time": round(time, 3), "kind": kind, **numbers}
+        self.jsonl.write(json.dumps(line) + "\n")
+        self.jsonl.flush()
+        for sink in self.sinks:
+            sink.write(step, kind, numbers)
+        return numbers
+
+    def say(self, text: str) -> None:
+        """A line of train.log, for people."""
+        self.text.write(text + "\n")
+        self.text.flush()
+
+    def mark(self) -> dict[str, int]:
+        """How long the logs are now."""
+        return {"metrics.jsonl": self.jsonl.tell(), "train.log": self.text.tell()}
+
+    def refresh(self) -> None:
+        if self.config.csv:
+            write_csv(self.folder)
+
+    def close(self) -> None:
+        self.refresh()
+        self.jsonl.close()
+        self.text.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def to_numbers(metrics: dict[str, Tensor]) -> dict[str, Any]:
+    """All tensors in one trip from the device. Vectors become lists; what is not finite becomes none, which JSON has."""
+    tensors = {k: v.detach() if isinstance(v, Tensor) else torch.as_tensor(v) for k, v in metrics.items()}
+    if not tensors:
+        return {}
+    whole = torch.cat([t.reshape(-1).double() for t in tensors.values()]).tolist()
+    out: dict[str, Any] = {}
+    at = 0
+    for k, t in tensors.items():
+        values = [x if math.isfinite(x) else None for x in whole[at : at + t.numel()]]
+        out[k] = values if t.dim() else values[0]
+        at += t.numel()
+    return out
+
+
+def cut(folder: Path, mark: dict[str, int]) -> None:
+    """Cut the logs back to a mark."""
+    for name, size in mark.items():
+        path = folder / name
+        if path.exists() and path.stat().st_size > size:
+            with path.open("r+b") as f:
+                f.truncate(size)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl; a last line cut short by a crash is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def write_csv(folder: Path) -> None:
+    lines = read_metrics(folder)
+    columns = list(dict.fromkeys(k for line in lines for k, v in line.items() if not isinstance(v, list)))
+    aside = folder / "metrics.csv.part"
+    with aside.open("w", newline="") as f:
+        writer = csv.DictWriter(f, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(lines)
+    aside.replace(folder / "metrics.csv")

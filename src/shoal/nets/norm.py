@@ -1,0 +1,57 @@
+"""Running normalisers: mean and variance of all that was seen, merged batch by batch; saved with the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CLIP = 10.0  # normalised observations are held within this
+
+
+class Running(nn.Module):
+    """Mean and variance over all dimensions but the last `len(shape)`.
+
+    Batches are merged as Chan et al. (1979) do; the statistics are float64, for counts grow past what float32 adds up.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """x [..., *shape]; mask over the leading dimensions: what is false is not counted."""
+        shape = self.mean.shape
+        x = x.detach().reshape(-1, *shape).double()
+        if mask is None:
+            n = torch.full_like(self.count, x.shape[0])
+            mean = x.mean(0)
+            var = (x - mean).square().mean(0)
+        else:
+            weight = mask.reshape(-1, *(1,) * len(shape)).double()
+            n = weight.sum()
+            mean = (x * weight).sum(0) / n.clamp(min=1)
+            var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)
+        total = self.count + n
+        delta = mean - self.mean
+        share = n / total.clamp(min=1)
+        merged = self.var * (self.count / total.clamp(min=1)) + var * share + delta.square() * share * (1 - share)
+        self.var.copy_(torch.where(total > 0, merged, self.var))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+    def normalise(self, x: Tensor, clip: float | None = None) -> Tensor:
+        out = (x - self.mean.to(x.dtype)) / self._std(x)
+        return out if clip is None else out.clamp(-clip, clip)
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        return x * self._std(x) + self.mean.to(x.dtype)
+
+    def _std(self, x: Tensor) -> Tensor:
+        return (self.var + 1e-8).sqrt().clamp(min=1e-4).to(x.dtype)

@@ -1,0 +1,133 @@
+"""Action distributions. Nothing here draws: `sample` turns uniform numbers in [0, 1) into an action.
+
+    make(space, params, legal)       the distribution of a head's output [..., P]
+    params_of(space), noise_of(space)  how many numbers a head puts out, and how many a sample takes
+
+Log-probabilities and entropies are summed over action dimensions: [...]. Masks go into the logits, before the softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.spec import Box, Space
+
+LOG_2PI = math.log(2 * math.pi)
+TINY = 2.0**-24  # torch.rand gives multiples of 2^-24, zero among them
+SQUASH_EDGE = 1 - 1e-6
+
+
+class Distribution(Protocol):
+    def sample(self, noise: Tensor) -> Tensor: ...
+    def mode(self) -> Tensor: ...
+    def log_prob(self, action: Tensor) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+
+
+def params_of(space: Space) -> int:
+    return len(space.low) if isinstance(space, Box) else sum(space.sizes)
+
+
+def noise_of(space: Space) -> int:
+    return params_of(space)
+
+
+def make(space: Space, params: Tensor, legal: Tensor | None = None, log_std: Tensor | None = None, squash: bool = False):  # type: ignore[no-untyped-def]
+    if isinstance(space, Box):
+        assert log_std is not None
+        return TanhNormal(params, log_std) if squash else Normal(params, log_std)
+    return Choice(params, space.sizes, legal, single=space.shape == ())
+
+
+def mask_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
+    return logits if legal is None else logits.masked_fill(~legal, -math.inf)
+
+
+class Choice:
+    """One categorical a dimension; the logits of all dimensions end to end [..., A]."""
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...], legal: Tensor | None = None, single: bool = True):
+        self.sizes, self.single, self.masked = sizes, single, legal is not None
+        logits = mask_logits(logits, legal)
+        self.logits = (logits,) if len(sizes) == 1 else logits.split(sizes, -1)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Gumbel's maximum: argmax(logits - log(-log u)) is a draw from the softmax. noise [..., A]."""
+        gumbel = -(-noise.clamp(TINY, 1 - TINY).log()).log()
+        parts = (gumbel,) if len(self.sizes) == 1 else gumbel.split(self.sizes, -1)
+        return self._join([(x + g).argmax(-1) for x, g in zip(self.logits, parts, strict=True)])
+
+    def mode(self) -> Tensor:
+        return self._join([x.argmax(-1) for x in self.logits])
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        each = action[..., None] if self.single else action
+        logs = [x.log_softmax(-1).gather(-1, each[..., d, None])[..., 0] for d, x in enumerate(self.logits)]
+        return logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
+
+    def entropy(self) -> Tensor:
+        return (
+            torch.stack([self._entropy(x) for x in self.logits]).sum(0)
+            if len(self.sizes) > 1
+            else self._entropy(self.logits[0])
+        )
+
+    def log_prob_and_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one softmax: what a policy-gradient step asks for."""
+        if len(self.sizes) > 1 or self.masked:
+            return self.log_prob(action), self.entropy()
+        log = self.logits[0].log_softmax(-1)
+        each = action[..., None] if self.single else action
+        return log.gather(-1, each)[..., 0], -(log.exp() * log).sum(-1)
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        log = logits.log_softmax(-1)
+        if self.masked:
+            log = log.clamp(min=-1e9)  # 0 log 0 is 0, and so is its gradient
+        return -(log.exp() * log).sum(-1)
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if self.single else torch.stack(parts, -1)
+
+
+class Normal:
+    """Independent normals. The collector clips to [-1, 1] on the way to the world; the density is of the action unclipped."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor):
+        self.mean, self.log_std = mean, log_std.expand_as(mean)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """mean + std Phi^-1(u). noise [..., D]."""
+        return self.mean + self.log_std.exp() * torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) * (-self.log_std).exp()
+        return -(0.5 * z.square() + self.log_std + 0.5 * LOG_2PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * (1 + LOG_2PI)).sum(-1)
+
+    def log_prob_and_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_prob(action), self.entropy()
+
+
+class TanhNormal(Normal):
+    """A normal squashed into (-1, 1) by tanh. Its entropy has no closed form; that of the normal inside stands for it."""
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return super().sample(noise).tanh().clamp(-SQUASH_EDGE, SQUASH_EDGE)
+
+    def mode(self) -> Tensor:
+        return self.mean.tanh()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """log N(atanh a) - sum log(1 - a^2)."""
+        inside = action.clamp(-SQUASH_EDGE, SQUASH_EDGE)
+        return super().log_prob(inside.atanh()) - (1 - inside.square()).log().sum(-1)

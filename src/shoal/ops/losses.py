@@ -1,0 +1,56 @@
+"""Losses, element by element: masks and means are the caller's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def ppo_clip(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """-min(rho A, clip(rho, 1 - eps, 1 + eps) A) with rho = pi / pi_old (https://arxiv.org/abs/1707.06347), and rho."""
+    ratio = (log_prob - old_log_prob).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), ratio
+
+
+def value_error(value: Tensor, target: Tensor, huber: float | None = None) -> Tensor:
+    """Half the squared error; beyond `huber`, linear in it."""
+    if huber is None:
+        return 0.5 * (value - target).square()
+    return torch.nn.functional.huber_loss(value, target.expand_as(value), reduction="none", delta=huber)
+
+
+def value_clip(value: Tensor, old_value: Tensor, target: Tensor, clip: float, huber: float | None = None) -> Tensor:
+    """The worse of the value's error and that of the value held within `clip` of the old one."""
+    held = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(value_error(value, target, huber), value_error(held, target, huber))
+
+
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """(rho - 1) - log rho, never negative, whose mean under the old policy is KL(old || new) (Schulman's k3)."""
+    log_ratio = log_prob - old_log_prob
+    return log_ratio.expm1() - log_ratio
+
+
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """1 - Var(target - value) / Var(target): one is perfect, zero no better than the mean."""
+
+    def variance(x: Tensor) -> Tensor:
+        return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+    return 1 - variance(target - value) / variance(target).clamp(min=1e-8)
+
+
+def masked_sum(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.sum() if mask is None else torch.where(mask, x, 0).sum()
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.mean() if mask is None else torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
+
+
+def normalise(x: Tensor, mask: Tensor | None, eps: float = 1e-8) -> Tensor:
+    """Mean zero and standard deviation one over the active elements; the rest becomes zero."""
+    mean = masked_mean(x, mask)
+    std = masked_mean((x - mean).square(), mask).sqrt()
+    out = (x - mean) / (std + eps)
+    return out if mask is None else torch.where(mask, out, 0)

@@ -1,0 +1,57 @@
+"""Returns and advantages: the one place with arithmetic in gamma, and that knows what terminated and truncated mean.
+
+Everything is [T, B, N]: what agent n of row b earned, and whether it ended, in the step from t to t + 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    value_t: Tensor,
+    value_tp1: Tensor,
+    terminated: Tensor,
+    cut: Tensor,
+    gamma: float,
+    lam: float,
+    acts: Tensor | None = None,
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438).
+
+        delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
+
+    value_tp1 is V of the true next observation. Only `terminated` stops the bootstrap; `cut` (the episode is over, or
+    the agent is gone from the next frame) stops the trace. With `acts`, steps in which an agent waits pass its reward
+    back to its last turn, whose next value is taken at its next turn; gamma then counts the agent's own turns, and the
+    advantage of a step without a turn is zero.
+    """
+    shape = reward.shape
+    assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
+    value_tp1 = value_tp1 * ~terminated
+    ends = terminated | cut
+    if acts is not None:
+        reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, acts)
+    delta = reward + gamma * value_tp1 - value_t
+    trace = gamma * lam * ~ends
+    if acts is not None:
+        delta = delta * acts
+        trace = torch.where(acts, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
+    advantage = torch.empty_like(delta)
+    later = torch.zeros_like(delta[0])
+    for t in range(shape[0] - 1, -1, -1):
+        later = torch.addcmul(delta[t], trace[t], later)
+        advantage[t] = later
+    return advantage if acts is None else advantage * acts
+
+
+def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
+    """For each turn, the reward summed until the next turn and the value there; `value_tp1` is zero where terminated."""
+    reward, value_tp1 = reward.clone(), value_tp1.clone()
+    for t in range(reward.shape[0] - 2, -1, -1):
+        waits = ~ends[t] & ~acts[t + 1]  # nothing of the agent's own begins at t + 1: look through it
+        value_tp1[t] = torch.where(ends[t], value_tp1[t], torch.where(acts[t + 1], value_t[t + 1], value_tp1[t + 1]))
+        reward[t] = reward[t] + reward[t + 1] * waits
+    return reward, value_tp1

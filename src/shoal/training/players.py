@@ -1,0 +1,124 @@
+"""Who plays a world: algorithms that learn, beside policies of other runs that only act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.algos.base import Algorithm, Rollout
+from shoal.ids import Entry, catalog, find
+from shoal.spec import EnvSpec, UserError
+from shoal.training import checkpoint
+from shoal.training.collect import Players
+from shoal.training.run import Run
+from shoal.training.seeds import generator
+from shoal.training.settings import Settings, check_groups, group_config, seats
+
+SELF = "the run itself"
+
+
+def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.device) -> Players:
+    """An algorithm for every group: new ones that learn, and policies of other runs that only act."""
+    check_groups(settings, spec)
+    algorithms = []
+    for group, who in seats(settings, spec).items():
+        if who not in catalog("algos") and Path(who).is_dir():
+            algorithms.append(frozen_policy(Run(who), spec, group, device))
+        else:
+            algorithms.append(_make(_algorithm(who, settings), settings, spec, group, seed, device))
+    return Players(spec, algorithms)
+
+
+def _algorithm(who: str, settings: Settings) -> Entry:
+    try:
+        return find("algos", who)
+    except UserError as e:
+        asked = who in settings.team.values()
+        raise UserError(f"{who!r} is neither an algorithm nor a run's folder: {e}" if asked else str(e)) from None
+
+
+def _make(entry: Entry, settings: Settings, spec: EnvSpec, group: str, seed: int, device: torch.device) -> Algorithm:
+    config, net = group_config(settings, entry, group)
+    return entry.load()(spec, (group,), config, net, generator(seed, "nets", group), device)
+
+
+def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, team: dict[str, str]) -> Players:
+    """A run's policies, all to play and none to learn; `team` sets others in their place."""
+    asked = seats(Settings(SELF, run.settings.env, team=team), spec)
+    algorithms = []
+    for group, who in asked.items():
+        if who == SELF:
+            algorithms.append(frozen_policy(run, spec, group, device, which))
+        elif who not in catalog("algos") and Path(who).is_dir():
+            algorithms.append(frozen_policy(Run(who), spec, group, device))
+        else:
+            entry = _algorithm(who, Settings(SELF, "", team=team))
+            if entry.load().learns:
+                raise UserError(f"{who!r} has learnt nothing: give --team.{group} a run's folder, or random.")
+            algorithms.append(_make(entry, Settings(who, ""), spec, group, 0, device))
+    return Players(spec, algorithms)
+
+
+def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, which: str = "auto") -> Algorithm:
+    """What a run learnt for the group of this name."""
+    theirs = run.resolve().make_env(1, torch.device("cpu")).spec
+    names = [g.name for g in theirs.groups]
+    if group not in names:
+        raise UserError(f"the run {run.path} has no group {group!r}: it has {', '.join(names)}.")
+    mine, other = spec[group], theirs[group]
+    if (mine.obs, mine.action, mine.n) != (other.obs, other.action, other.n):
+        raise UserError(
+            f"the run {run.path} learnt a {group!r} of {other.n} agents, observation {other.obs} and {other.action}; "
+            f"here it is {mine.n}, {mine.obs} and {mine.action}."
+        )
+    who = seats(run.settings, theirs)[group]
+    if who not in catalog("algos") and Path(who).is_dir():
+        return frozen_policy(Run(who), spec, group, device)
+    policy = _make(find("algos", who), run.settings, spec, group, 0, device)
+    restore(policy, read_policy(run, which), str(run.path))
+    policy.learns = False  # type: ignore[misc]
+    return policy.eval()
+
+
+def read_policy(run: Run, which: str = "auto") -> dict[str, Any]:
+    """The checkpoint whose policies are meant: the best where there is one, else the last."""
+    if which == "auto":
+        which = "best" if (run.checkpoints / "best.pt").exists() else "last"
+    return run.load(which)
+
+
+def restore_players(players: Players, state: dict[str, Any], source: str) -> None:
+    for a in players.algorithms:
+        restore(a, state, source)
+
+
+def restore(algorithm: Algorithm, state: dict[str, Any], source: str) -> None:
+    """Load one algorithm's weights and all it counts, or say what does not fit."""
+    key = ",".join(algorithm.groups)
+    theirs = state["algorithms"].get(key)
+    if theirs is None:
+        raise UserError(f"the checkpoint of {source} has no group {key!r}: it has {', '.join(state['algorithms'])}.")
+    problems = checkpoint.misfits(algorithm.state_dict(), theirs)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(f"the checkpoint of {source} does not fit the group {key!r}: {problems[0]}{more}.")
+    algorithm.load_state_dict(theirs)
+
+
+def load_weights(players: Players, source: str) -> None:
+    """Start from another run's weights: everything that learns, but no counters of the run."""
+    path = Path(source)
+    state = checkpoint.read(path) if path.is_file() else read_policy(Run(path))
+    restore_players(players, state, source)
+
+
+def rollout_steps(algorithms: list[Algorithm]) -> int:
+    """The loop owns one rollout of the whole world: those who learn from it must agree on its length."""
+    lengths = {a.feed.steps for a in algorithms if a.learns and isinstance(a.feed, Rollout)}
+    if len(lengths) > 1:
+        raise UserError(
+            f"the groups want rollouts of {' and '.join(map(str, sorted(lengths)))} steps: give them one --algo.rollout."
+        )
+    return lengths.pop() if lengths else 25

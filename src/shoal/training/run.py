@@ -1,0 +1,128 @@
+"""A run is a folder: everything a run was and did, and the only thing that tools read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+import shoal
+from shoal.log.logger import read_metrics
+from shoal.spec import UserError
+from shoal.training import checkpoint
+from shoal.training.settings import Resolved, Settings, resolve
+
+
+class Run:
+    """A run's folder. `Run(path)` opens one that exists."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not (self.path / "config.json").is_file():
+            raise UserError(f"{str(path)!r} is no run: there is no config.json in it; `shoal runs` lists those under runs/.")
+        self.settings = Settings.from_json(self.path / "config.json")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [line for line in self.metrics if line["kind"] == "eval"]
+
+    def resolve(self) -> Resolved:
+        return resolve(self.settings)
+
+    def load(self, which: str = "last") -> dict[str, Any]:
+        """A checkpoint by name: last, best or a step's number."""
+        name = which if which in ("last", "best") else f"step-{int(which):012d}" if which.isdigit() else which
+        path = self.checkpoints / f"{name}.pt"
+        if not path.exists():
+            have = ", ".join(sorted(p.stem for p in self.checkpoints.glob("*.pt"))) or "none"
+            raise UserError(f"the run {self.path} has no checkpoint {which!r}; it has {have}.")
+        return checkpoint.read(path)
+
+    def lock(self) -> TextIO:
+        """Held while a process writes to the run; a second one is refused."""
+        f = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"the run {self.path} is being written by another process: wait for it, or stop it first."
+            ) from None
+        return f
+
+    @staticmethod
+    def create(resolved: Resolved) -> Run:
+        """A new folder with its config.json and versions.json. Nothing is made when it cannot be made whole."""
+        settings, run = resolved.settings, resolved.run
+        folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"the run folder {folder} exists: go on with `shoal resume {folder}`, or choose another --out.")
+        try:
+            for sub in ("checkpoints", "media"):
+                (folder / sub).mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"the run folder {folder} cannot be made: {e.strerror}; choose another --out.") from None
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"the run folder {folder} cannot be written; choose another --out.")
+        for name in (settings.algo, settings.env):
+            if name.endswith(".py"):
+                shutil.copy(name, folder / Path(name).name)
+        (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
+        (folder / "config.json").write_text(settings.to_json())  # last: with it the folder is a run
+        return Run(folder)
+
+
+def slug(id: str) -> str:
+    return Path(id).stem if id.endswith(".py") else id.replace("/", "-")
+
+
+def _fresh(parent: Path, seed: int) -> Path:
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
+    folder, k = parent / name, 1
+    while folder.exists():
+        k += 1
+        folder = parent / f"{name}-{k}"
+    return folder
+
+
+def versions(resolved: Resolved) -> dict[str, Any]:
+    def version(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    where = Path(__file__).parent
+    commit = None
+    if any((p / ".git").exists() for p in where.parents):
+        git = shutil.which("git")
+        done = subprocess.run([git, "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True) if git else None
+        commit = done.stdout.strip() or None if done else None
+    device = torch.cuda.get_device_name(resolved.device) if resolved.device.type == "cuda" else platform.processor() or "cpu"
+    return {
+        "shoal": shoal.__version__,
+        "commit": commit,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "device": f"{resolved.device}: {device}",
+        "platform": platform.platform(),
+    }

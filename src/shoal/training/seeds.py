@@ -1,0 +1,17 @@
+"""One seed makes a tree: worlds, samplers, nets and evaluations draw from generators of their own."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def seed_of(seed: int, *path: str | int) -> int:
+    """The seed at a path of the tree: the same on every machine, and unlike that of any other path."""
+    digest = hashlib.sha256("/".join(map(str, (seed, *path))).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(seed: int, *path: str | int, device: str | torch.device = "cpu") -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(seed_of(seed, *path))

@@ -1,0 +1,198 @@
+"""A run's settings: from flags, from Python or from config.json, checked against the world before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from shoal.flags import Flag, build, flags_of, parse_span
+from shoal.ids import Entry, find, near
+from shoal.log.logger import LogConfig
+from shoal.nets.layers import NetConfig
+from shoal.spec import EnvSpec, UserError
+from shoal.training.checkpoint import SaveConfig
+from shoal.training.evaluate import EvalConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    steps: int = 1_000_000  # environment steps in all: one step of one row each
+    until: int | None = None  # save and stop after so many steps, as an interruption would; schedules still end at `steps`
+    time: str | None = None  # stop after so long: 90s, 5m, 2h
+    stop_score: float | None = None  # stop when an evaluation's score (see --save.best) is at least this
+    envs: int = 64  # rows: copies of the world stepped together
+    seed: int = 0  # everything random follows from it
+    device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
+    threads: int = 1  # CPU threads; small operations are slower with more
+    reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; reported returns stay raw
+    out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
+    init: str | None = None  # start from the weights of this run or checkpoint
+    quiet: bool = False  # print nothing
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "envs", "threads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} is {getattr(self, name)}: it must be at least 1.")
+        if self.until is not None and self.until < 1:
+            raise UserError(f"--until is {self.until}: it must be at least 1.")
+        parse_span(self.time, "--time")
+
+
+SECTIONS: dict[str, Any] = {"eval": EvalConfig, "save": SaveConfig, "log": LogConfig}
+PER_GROUP = ("algo", "net")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that was asked for, in plain values: what config.json holds."""
+
+    algo: str
+    env: str
+    run: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)  # algo, net, env, eval, save, log
+    groups: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # group -> algo or net -> field -> value
+    team: dict[str, str] = field(default_factory=dict)  # group or team -> algorithm, run or random
+
+    def section(self, name: str) -> dict[str, Any]:
+        return self.sections.get(name, {})
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(path: Path) -> Settings:
+        try:
+            values = json.loads(path.read_text())
+        except OSError:
+            raise UserError(f"there is no file {path}.") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as e:
+            raise UserError(f"{path} is not JSON: {e}.") from None
+        if not isinstance(values, dict) or not {"algo", "env"} <= set(values):
+            raise UserError(f"{path} is no config of Shoal's: it needs at least `algo` and `env`.")
+        known = [f.name for f in dataclasses.fields(Settings)]
+        for key in values:
+            if key not in known:
+                raise UserError(f"{path} has an unknown key {key!r}{near(key, known)}.")
+        return Settings(**values)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings as the objects they stand for."""
+
+    settings: Settings
+    run: RunConfig
+    env_entry: Entry
+    env_config: Any
+    eval: EvalConfig
+    save: SaveConfig
+    log: LogConfig
+    device: torch.device
+
+    def make_env(self, rows: int, device: torch.device | None = None) -> Any:
+        return self.env_entry.load()(self.env_config, rows=rows, device=device or self.device)
+
+
+def resolve(settings: Settings) -> Resolved:
+    run = build(RunConfig, settings.run, "run")
+    env_entry = find("envs", settings.env)
+    env_cls = env_entry.load()
+    for name in settings.sections:
+        if name not in (*PER_GROUP, "env", *SECTIONS):
+            raise UserError(f"there is no section {name!r}{near(name, (*PER_GROUP, 'env', *SECTIONS))}.")
+    made = {name: build(cls, settings.section(name), name) for name, cls in SECTIONS.items()}
+    env_config = build(env_cls.Config, {**env_entry.settings, **settings.section("env")}, "env")
+    return Resolved(settings, run, env_entry, env_config, **made, device=choose_device(run.device))
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device is {name!r}: it takes auto, cpu, cuda or cuda:1.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device is {name!r}: it takes auto, cpu, cuda or cuda:1.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device is {name!r} and this machine has no CUDA device that PyTorch can use: take cpu or auto.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device is {name!r} and there are only {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def seats(settings: Settings, spec: EnvSpec) -> dict[str, str]:
+    """Group -> who plays it: an algorithm's id or a run's folder."""
+    names = {g.name for g in spec.groups}
+    for key in settings.team:
+        if key not in names and key not in spec.teams:
+            raise UserError(f"there is no group or team {key!r} here{near(key, names | set(spec.teams))}.")
+    by_team = {g.name: settings.team[g.team] for g in spec.groups if g.team in settings.team}
+    by_group = {g: who for g, who in settings.team.items() if g in names}
+    return {g.name: {**by_team, **by_group}.get(g.name, settings.algo) for g in spec.groups}
+
+
+def group_config(settings: Settings, entry: Entry, group: str) -> tuple[Any, NetConfig]:
+    """An algorithm's config and its nets' for one group: defaults, then the name's settings, then all groups', then its own."""
+    cls = entry.load().Config
+    own = settings.groups.get(group, {})
+    everyone = settings.section("algo")
+    if entry.id != settings.algo:  # another algorithm plays this group: it takes what it knows of the common settings
+        everyone = {k: v for k, v in everyone.items() if k in {f.name for f in dataclasses.fields(cls)}}
+    config = build(cls, {**entry.settings, **everyone, **own.get("algo", {})}, "algo")
+    return config, build(NetConfig, {**settings.section("net"), **own.get("net", {})}, "net")
+
+
+# --- from flags ------------------------------------------------------------------------------------------------------
+
+
+def all_flags(algo: Entry, env: Entry) -> dict[str, dict[str, Flag]]:
+    """Section -> flags, as `shoal train ALGO ENV --help` shows them; the name's own settings are the defaults."""
+
+    def with_defaults(flags: dict[str, Flag], entry: Entry) -> dict[str, Flag]:
+        own = {k.replace("_", "-"): v for k, v in entry.settings.items()}
+        return {n: dataclasses.replace(f, default=own.get(n.partition(".")[2], f.default)) for n, f in flags.items()}
+
+    return {
+        "run": flags_of(RunConfig),
+        "algo": with_defaults(flags_of(algo.load().Config, "algo."), algo),
+        "net": flags_of(NetConfig, "net."),
+        "env": with_defaults(flags_of(env.load().Config, "env."), env),
+        **{name: flags_of(cls, f"{name}.") for name, cls in SECTIONS.items()},
+    }
+
+
+def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None = None) -> Settings:
+    """Settings from what was typed. `base` (a config.json) is overlaid."""
+    flags = all_flags(find("algos", algo), find("envs", env))
+    known = {name: (section, flag) for section, fs in flags.items() for name, flag in fs.items()}
+    run = dict(base.run) if base else {}
+    sections = {k: dict(v) for k, v in base.sections.items()} if base else {}
+    groups = {g: {k: dict(v) for k, v in s.items()} for g, s in base.groups.items()} if base else {}
+    team = dict(base.team) if base else {}
+    for name, text in given.items():
+        head, _, rest = name.partition(".")
+        group, dot, key = rest.partition(".")
+        if head == "team" and rest:
+            team[rest] = text
+        elif name in known:
+            section, flag = known[name]
+            target = run if section == "run" else sections.setdefault(section, {})
+            target[name.partition(".")[2].replace("-", "_") if section != "run" else name.replace("-", "_")] = flag.parse(text)
+        elif head in PER_GROUP and dot:
+            groups.setdefault(group.replace("-", "_"), {}).setdefault(head, {})[key.replace("-", "_")] = text
+        else:
+            raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal train {algo} {env} --help` lists them.")
+    return Settings(algo, env, run, sections, groups, team)
+
+
+def check_groups(settings: Settings, spec: EnvSpec) -> None:
+    names = [g.name for g in spec.groups]
+    for g in settings.groups:
+        if g not in names:
+            raise UserError(f"there is no group {g!r} here{near(g, names)}: it has {', '.join(names)}.")
