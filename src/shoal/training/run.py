@@ -86,7 +86,7 @@ class Run:
             if name.endswith(".py"):
                 shutil.copy(name, folder / Path(name).name)
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
-        (folder / "config.json").write_text(settings.to_json())  # last: with it the folder is a run
+        (folder / "config.json").write_text(settings.completed().to_json())  # last: with it the folder is a run
         return Run(folder)
 
 

@@ -61,6 +61,15 @@ class Settings:
     def section(self, name: str) -> dict[str, Any]:
         return self.sections.get(name, {})
 
+    def completed(self) -> Settings:
+        """With every default filled in, so that a run starts again as it was when defaults have changed."""
+        algo, env = find("algos", self.algo), find("envs", self.env)
+        kinds = {"algo": algo.load().Config, "net": NetConfig, "env": env.load().Config, **SECTIONS}
+        own = {"algo": algo.settings, "env": env.settings}
+        full = {k: dataclasses.asdict(build(cls, {**own.get(k, {}), **self.section(k)}, k)) for k, cls in kinds.items()}
+        run = dataclasses.asdict(build(RunConfig, self.run, "run"))
+        return dataclasses.replace(self, run=run, sections=full)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 

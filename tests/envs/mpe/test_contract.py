@@ -99,6 +99,7 @@ def test_state_goes_out_and_in_bit_for_bit(name: str, settings: dict[str, Any]) 
     kept = {k: v.clone() for k, v in saved.items()}
     assert same(play(world, 30, seed=9, begin=False), play(other, 30, seed=9, begin=False))
     assert same(saved, kept)  # what was taken out is a copy
+    assert all(v.data_ptr() != world.get_state()[k].data_ptr() for k, v in world.state.items())
 
 
 @every_world

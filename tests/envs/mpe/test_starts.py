@@ -67,7 +67,7 @@ def test_treasures_come_back_anywhere() -> None:
     gen = torch.Generator().manual_seed(3)
     world.reset(torch.rand(STARTS, world.noise, generator=gen))
     state = world.get_state()
-    state["here"][:] = False
+    state["here"][:], state["kind"][:] = False, 0
     state["pos"][:, -2:] = -999.0
     world.set_state(state)
     still = {g.name: torch.zeros(STARTS, g.n, dtype=torch.long) for g in world.spec.groups}

@@ -91,9 +91,9 @@ class CollectTreasure(Scenario):
     def react(self, w: State, noise: Tensor) -> State:
         c = self.config
         held, kind, here = w["held"], w["kind"], w["here"]
-        # pickup, treasure after treasure
+        # pickup, treasure after treasure; those that are gone are too far away to be touched
         empty, taken = held < 0, []
-        for touch in (self.contacts(w, self.marks, self.team) & here[..., None]).unbind(1):  # [B, collectors] each
+        for touch in self.contacts(w, self.marks, self.team).unbind(1):  # [B, collectors] each
             able = touch & empty
             takes = able & (able.cumsum(1) == 1)  # the first who is able
             empty = empty ^ takes
@@ -138,8 +138,7 @@ class CollectTreasure(Scenario):
         apart = self.distances(w, team, stores)
         bumps = (self.contacts(w, team, team).sum(-1) - 1).to(self.dtype)
         # distances to where each should go
-        search = self.distances(w, team, self.marks).masked_fill(~w["here"][:, None], never).amin(-1)
-        search = search.masked_fill(~w["here"].any(-1, keepdim=True), 0.0)  # nothing to look for
+        search = self.distances(w, team, self.marks).amin(-1) * w["here"].any(-1, keepdim=True)  # 0: nothing to look for
         way = torch.where(w["held"] < 0, search, (apart * match).sum(-1))
         middle = length(self.places(w, stores) - self.places(w, team).mean(1, keepdim=True))
         wait = torch.where(match.any(1), apart.masked_fill(~match, never).amin(1), middle)

@@ -1,0 +1,380 @@
+"""The command line: one short function a verb.
+
+What a user typed wrong is one sentence on stderr and exit status 2; nothing is written then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.flags import Flag, build, flags_of, split
+from shoal.ids import catalog, find, near
+from shoal.spec import UserError
+
+HELP = """\
+Shoal trains, measures, watches and ships teams of reinforcement-learning agents.
+
+  shoal train ALGO ENV [flags]      train; `shoal train ALGO ENV --help` lists every flag
+  shoal resume RUN [--steps N]      go on as if it had never stopped; --steps sets a new total
+  shoal eval RUN [flags]            play a run's policies and measure them
+  shoal watch RUN [flags]           film a run's policies
+  shoal plot RUN... [--out F.png]   learning curves; runs that differ by the seed alone are one curve
+  shoal envs | algos | runs         what there is
+  shoal bench env|train ...         measure speed
+
+  shoal VERB --help                 more about a verb
+  shoal --version
+
+For example:  shoal train mappo simple_spread --steps 2M --envs 256
+"""
+
+SWITCHES = {"help", "json", "quiet", "sampled", "render", "version"}
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    steps: int | None = None  # a new total of environment steps
+    quiet: bool = False  # print nothing
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    episodes: int = 100  # episodes to play
+    sampled: bool = False  # act as in training; else greedily
+    seed: int | None = None  # of starts and draws; default: the run's, on a branch of its own
+    checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
+    csv: str | None = None  # write an episode a line into this file
+    device: str = "cpu"  # auto, cpu, cuda or cuda:1
+    json: bool = False  # print one JSON value and nothing else
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    episodes: int = 5  # greedy episodes to film
+    gif: str | None = None  # write a GIF here; default: media/watch.gif in the run
+    mp4: str | None = None  # write a video here; needs `pip install 'shoal[video]'`
+    seed: int | None = None  # of starts and draws
+    checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    out: str = "curve.png"  # the picture
+    metric: str | None = None  # what to plot; default: each group's return
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    json: bool = False  # print one JSON value and nothing else
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    verb, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    verbs = {
+        "train": train,
+        "resume": resume,
+        "eval": evaluate,
+        "watch": watch,
+        "plot": plot,
+        "envs": envs,
+        "algos": algos,
+        "runs": runs,
+        "bench": bench,
+    }
+    try:
+        if verb in ("--help", "-h", "help"):
+            print(HELP, end="")
+            return 0
+        if verb == "--version":
+            from shoal import __version__
+
+            print(f"shoal {__version__}")
+            return 0
+        if verb not in verbs:
+            raise UserError(f"there is no verb {verb!r}{near(verb, verbs)}; `shoal --help` lists them.")
+        return verbs[verb](*split(["--help" if a == "-h" else a for a in rest], SWITCHES))
+    except UserError as e:
+        print(f"shoal: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("shoal: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away
+        sys.stderr.close()
+        return 1
+
+
+# --- verbs -----------------------------------------------------------------------------------------------------------
+
+
+def train(words: list[str], flags: dict[str, str]) -> int:
+    config = flags.pop("config", None)
+    base = None
+    if config is not None and "help" not in flags:
+        from shoal.training.settings import Settings
+
+        path = Path(config)
+        base = Settings.from_json(path / "config.json" if path.is_dir() else path)
+        words = words or [base.algo, base.env]
+    if "help" in flags and len(words) < 2:
+        print("shoal train ALGO ENV [flags]\n\nName the two and every flag is listed: shoal train mappo simple_spread --help")
+        return 0
+    if len(words) != 2:
+        raise UserError(f"train takes an algorithm and an environment; it was given {' '.join(words) or 'neither'}.")
+    algo, env = find("algos", words[0]), find("envs", words[1])
+    from shoal.training.settings import all_flags, from_flags
+
+    if flags.pop("help", None):
+        print_flags(f"shoal train {words[0]} {words[1]} [flags]", all_flags(algo, env), TRAIN_NOTES)
+        return 0
+    hook = None
+    if flags.pop("render", None):
+        from shoal.tools.watch import ClipHook
+
+        hook = ClipHook()
+    from shoal.api import start
+
+    settings = from_flags(words[0], words[1], flags, base)
+    return _train(lambda: start(settings, hook)[1])
+
+
+TRAIN_NOTES = """\
+also:
+  --algo.GROUP.FIELD, --net.GROUP.FIELD   the same for one group: --algo.adversary.lr 1e-3
+  --team.NAME ALGO|RUN|random             who plays a group or team: an algorithm that learns, a run that only acts
+  --config FILE                           start from a config.json (or a run's folder); flags are laid over it
+  --render                                leave a clip of each evaluation in the run's media/
+"""
+
+
+def resume(words: list[str], flags: dict[str, str]) -> int:
+    options = parse(ResumeOptions, words, flags, "resume RUN")
+    if options is None:
+        return 0
+    (run,) = exactly(words, 1, "resume takes a run's folder")
+    from shoal.training.loop import resume as resume_loop
+
+    return _train(lambda: _go(resume_loop(run, options.steps, quiet=options.quiet or None)))
+
+
+def _go(loop: Any) -> Any:
+    loop.run()
+    return loop
+
+
+def _train(work: Any) -> int:
+    """Run a loop to its end and say what came of it."""
+    from shoal.training.loop import DivergedError
+
+    try:
+        loop = work()
+    except DivergedError as e:
+        print(f"shoal: {e}", file=sys.stderr)
+        return 1
+    if not loop.config.quiet:
+        path = loop.folder.path
+        if loop.stopped:
+            print(f"stopped at step {loop.step:,}: {loop.stopped}. Go on with: shoal resume {path}")
+        elif loop.step < loop.config.steps:
+            print(f"saved at step {loop.step:,} of {loop.config.steps:,}. Go on with: shoal resume {path}")
+        else:
+            print(f"done: {loop.step:,} steps in {loop.seconds:.0f} s. The run is {path}\nSee them play: shoal watch {path}")
+    return 128 + loop.signal if loop.signal else 0
+
+
+def evaluate(words: list[str], flags: dict[str, str]) -> int:
+    team = {k[5:]: flags.pop(k) for k in list(flags) if k.startswith("team.")}
+    options = parse(EvalOptions, words, flags, "eval RUN", "  --team.NAME RUN|random   who plays a group or team instead")
+    if options is None:
+        return 0
+    (run,) = exactly(words, 1, "eval takes a run's folder")
+    from shoal import api
+    from shoal.tools.measure import summary, write_csv
+
+    episodes = api.evaluate(run, options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device)
+    rows = summary(episodes)
+    if options.csv:
+        write_csv(episodes, Path(options.csv))
+    if options.json:
+        how = "sampled" if options.sampled else "greedy"
+        print(json.dumps({"run": run, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}))
+        return 0
+    table(
+        ["metric", "mean", "95 % interval", "std", "min", "max"],
+        [
+            [k, f"{r['mean']:.3f}", f"± {r['interval']:.3f}", *(f"{r[c]:.3f}" for c in ("std", "min", "max"))]
+            for k, r in rows.items()
+        ],
+        f"{len(episodes.lengths)} {'sampled' if options.sampled else 'greedy'} episodes of {run}",
+    )
+    return 0
+
+
+def watch(words: list[str], flags: dict[str, str]) -> int:
+    team = {k[5:]: flags.pop(k) for k in list(flags) if k.startswith("team.")}
+    options = parse(WatchOptions, words, flags, "watch RUN", "  --team.NAME RUN|random   who plays a group or team instead")
+    if options is None:
+        return 0
+    (run,) = exactly(words, 1, "watch takes a run's folder")
+    from shoal.tools import watch as tool
+
+    gif = options.gif or (None if options.mp4 else str(Path(run) / "media" / "watch.gif"))
+    episodes = tool.watch(run, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed)
+    scores = ", ".join(f"{g} {x.mean():.2f}" for g, x in episodes.returns.items())
+    print(f"{len(episodes.lengths)} greedy episodes, mean return: {scores}")
+    print(f"filmed: {options.mp4 or gif}")
+    return 0
+
+
+def plot(words: list[str], flags: dict[str, str]) -> int:
+    options = parse(PlotOptions, words, flags, "plot RUN...")
+    if options is None:
+        return 0
+    if not words:
+        raise UserError("plot takes one run's folder or more.")
+    from shoal.tools.plot import plot as draw
+
+    print(f"plotted: {draw([Path(w) for w in words], Path(options.out), options.metric)}")
+    return 0
+
+
+def envs(words: list[str], flags: dict[str, str]) -> int:
+    return _list("envs", words, flags)
+
+
+def algos(words: list[str], flags: dict[str, str]) -> int:
+    return _list("algos", words, flags)
+
+
+def _list(kind: str, words: list[str], flags: dict[str, str]) -> int:
+    options = parse(ListOptions, words, flags, kind)
+    if options is None:
+        return 0
+    exactly(words, 0, f"{kind} takes no words")
+    entries = sorted(catalog(kind).values(), key=lambda e: (e.family, e.id))
+    if options.json:
+        print(json.dumps([{"id": e.id, "family": e.family, "summary": e.summary} for e in entries]))
+    elif kind == "envs":
+        table(["environment", "family", "what it is"], [[e.id, e.family, e.summary] for e in entries])
+    else:
+        known = {e.id: ", ".join(f"{k} {v}" for k, v in e.settings.items()) for e in entries}
+        table(["algorithm", "what it is", "settings of the name"], [[e.id, e.summary, known[e.id]] for e in entries])
+    return 0
+
+
+def runs(words: list[str], flags: dict[str, str]) -> int:
+    options = parse(ListOptions, words, flags, "runs [FOLDER]")
+    if options is None:
+        return 0
+    if len(words) > 1:
+        raise UserError(f"runs takes at most one folder; it was given {' '.join(words)}.")
+    from shoal.tools.measure import list_runs
+
+    folder = Path(words[0] if words else "runs")
+    found = list_runs(folder)
+    if options.json:
+        print(json.dumps(found))
+    elif not found:
+        print(f"no runs under {folder}/ yet: shoal train mappo simple_spread makes one.")
+    else:
+        rows = [[r["run"], r["algo"], r["env"], f"{r['step']:,}", _score(r["last"]), _score(r["best"])] for r in found]
+        table(["run", "algorithm", "environment", "steps", "last return", "best return"], rows)
+    return 0
+
+
+def _score(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"
+
+
+def bench(words: list[str], flags: dict[str, str]) -> int:
+    from shoal.tools import bench as tool
+
+    kinds = {"env": tool.EnvBench, "train": tool.TrainBench}
+    if not words or words[0] not in kinds:
+        if "help" in flags and not words:
+            print("shoal bench env ENV [flags]\nshoal bench train ALGO ENV [flags]")
+            return 0
+        raise UserError(f"bench takes env or train; it was given {words[0] if words else 'neither'!r}.")
+    usage = "bench env ENV" if words[0] == "env" else "bench train ALGO ENV"
+    options = parse(kinds[words[0]], words, flags, usage)
+    if options is None:
+        return 0
+    exactly(words, 2 if words[0] == "env" else 3, f"{usage} is how it is written")
+    result = tool.bench_env(words[1], options) if words[0] == "env" else tool.bench_train(words[1], words[2], options)
+    if options.json:
+        print(json.dumps(result.as_json()))
+    else:
+        table(result.columns, result.rows, result.title, result.note)
+    return 0
+
+
+# --- reading and printing --------------------------------------------------------------------------------------------
+
+
+def parse(cls: Any, words: list[str], flags: dict[str, str], usage: str, notes: str = "") -> Any:
+    """A verb's options from its flags; none when it was only asked for help."""
+    known = flags_of(cls)
+    if flags.pop("help", None):
+        print_flags(f"shoal {usage} [flags]", {"flags": known}, notes)
+        return None
+    for name in flags:
+        if name not in known:
+            raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal {usage.split()[0]} --help` lists them.")
+    return build(cls, {n.replace("-", "_"): known[n].parse(t) for n, t in flags.items()}, "")
+
+
+def exactly(words: list[str], n: int, sentence: str) -> list[str]:
+    if len(words) != n:
+        raise UserError(f"{sentence}; it was given {' '.join(words) or 'none'}.")
+    return words
+
+
+def print_flags(usage: str, sections: dict[str, dict[str, Flag]], notes: str = "") -> None:
+    print(usage)
+    wide = max(len(f.name) for fs in sections.values() for f in fs.values())
+    for section, flags in sections.items():
+        print(f"\n{section}:" if flags else "", end="\n" if flags else "")
+        for f in flags.values():
+            print(f"  --{f.name:<{wide}}  {f.help} ({f.kind}; {_shown(f.default)})")
+    if notes:
+        print(f"\n{notes}".rstrip())
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
+
+def table(columns: list[str], rows: list[list[str]], title: str = "", note: str = "") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # for files and pipes: whole words, however wide
+        console = Console(
+            highlight=False, width=max(120, sum(max(map(len, c), default=0) + 4 for c in zip(columns, *rows, strict=True)))
+        )
+    if title:
+        console.print(title, markup=False)
+    t = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for k, c in enumerate(columns):
+        numeric = bool(rows) and all(r[k][:1] in "-±0123456789" for r in rows)
+        t.add_column(c, justify="right" if numeric else "left", overflow="fold")
+    for r in rows:
+        t.add_row(*r)
+    console.print(t)
+    if note:
+        console.print(note, markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Speed, measured: medians of interleaved repeats, ours and the reference's in one process.
+
+`bench env` steps a world at several numbers of rows, random actions drawn beforehand; `bench train` trains end to end.
+Beside them runs `mpe2`, one world stepped through its parallel API with random actions, where it is installed and has the
+scenario. Ratios are of medians; timings of one machine at one time, so compare within a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal import api
+from shoal.log.console import short
+from shoal.spec import Box
+from shoal.training.collect import play
+from shoal.training.loop import Loop
+from shoal.training.seeds import generator
+from shoal.training.settings import Settings, resolve
+
+
+@dataclass(frozen=True)
+class EnvBench:
+    rows: tuple[int, ...] = (1, 64, 1024, 16384)  # rows to measure, with commas between
+    seconds: float = 1.0  # how long a repeat lasts
+    repeats: int = 3  # repeats of each, interleaved
+    threads: int = 1  # CPU threads
+    device: str = "cpu"  # auto, cpu, cuda or cuda:1
+    json: bool = False  # print one JSON value and nothing else
+
+
+@dataclass(frozen=True)
+class TrainBench:
+    rows: int = 256  # rows
+    rollout: int = 25  # steps between updates
+    epochs: int = 4  # passes over a rollout
+    minibatches: int = 4  # pieces of a pass
+    hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
+    seconds: float = 4.0  # how long a repeat lasts
+    repeats: int = 3  # repeats of each, interleaved
+    threads: int = 1  # CPU threads
+    device: str = "cpu"  # auto, cpu, cuda or cuda:1
+    json: bool = False  # print one JSON value and nothing else
+
+
+@dataclass
+class Result:
+    title: str
+    rates: dict[str, list[float]]  # what -> environment steps a second, a number a repeat
+    base: str | None  # what the others are compared with
+
+    columns = ["what", "steps/s (median)", "lowest", "highest", "ratio"]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        out = []
+        for name, rates in self.rates.items():
+            ratio = f"{self.ratio(name):.1f}" if self.base else "-"
+            out.append([name, short(statistics.median(rates)), short(min(rates)), short(max(rates)), ratio])
+        return out
+
+    @property
+    def note(self) -> str:
+        return f"ratio: to {self.base}" if self.base else "mpe2 is not installed or has no such world: nothing to compare with"
+
+    def ratio(self, name: str) -> float:
+        assert self.base is not None
+        return statistics.median(self.rates[name]) / statistics.median(self.rates[self.base])
+
+    def as_json(self) -> dict[str, Any]:
+        medians = {k: statistics.median(v) for k, v in self.rates.items()}
+        ratios = {k: self.ratio(k) for k in self.rates} if self.base else None
+        return {"title": self.title, "rates": self.rates, "medians": medians, "base": self.base, "ratios": ratios}
+
+
+def bench_env(env: str, options: EnvBench) -> Result:
+    torch.set_num_threads(options.threads)
+    works = {f"shoal, {n} rows": _stepper(env, n, options.device) for n in options.rows}
+    return _measure(f"stepping {env}, {options.threads} thread(s), {options.device}", works, _reference(env), options)
+
+
+def bench_train(algo: str, env: str, options: TrainBench) -> Result:
+    torch.set_num_threads(options.threads)
+    work = _trainer(algo, env, options)
+    title = (
+        f"training {algo} on {env}: {options.rows} rows x {options.rollout} steps, {options.epochs} epochs, "
+        f"{options.minibatches} minibatches, nets {'-'.join(map(str, options.hidden))}, {options.threads} thread(s)"
+    )
+    return _measure(title, {f"shoal, {algo}": work}, _reference(env), options)
+
+
+def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callable[[], int] | None, options: Any) -> Result:
+    """Each work is a function that does a piece and says how many environment steps it was."""
+    base = "mpe2, bare stepping" if reference is not None else None
+    if base is not None and reference is not None:
+        works = {**works, base: reference}
+    rates: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()  # warm
+    for _ in range(options.repeats):
+        for name, work in works.items():
+            steps, began = 0, time.perf_counter()
+            while time.perf_counter() - began < options.seconds:
+                steps += work()
+            rates[name].append(steps / (time.perf_counter() - began))
+    return Result(title, rates, base)
+
+
+def _stepper(env_id: str, rows: int, device: str) -> Callable[[], int]:
+    env = api.make(env_id, rows, device)
+    draw = generator(0, "bench", device=env.device)
+    steps = 25
+    noise = torch.rand(steps, rows, env.noise, generator=draw, device=env.device)
+    actions = []
+    for _ in range(steps):
+        chosen = {}
+        for g in env.spec.groups:
+            shape = (rows, g.n, *g.action.shape)
+            u = torch.rand(shape, generator=draw, device=env.device)
+            if isinstance(g.action, Box):
+                chosen[g.name] = u * 2 - 1
+            else:
+                chosen[g.name] = (u * u.new_tensor(g.action.sizes if g.action.shape else g.action.sizes[0])).long()
+        actions.append(chosen)
+    env.reset(noise[0])
+
+    def work() -> int:
+        for t in range(steps):
+            play(env, actions[t], noise[t])
+        if env.device.type == "cuda":
+            torch.cuda.synchronize()
+        return steps * rows
+
+    return work
+
+
+def _trainer(algo: str, env_id: str, o: TrainBench) -> Callable[[], int]:
+    """The loop's own collecting and updating, without logs, evaluations and checkpoints."""
+    sections: dict[str, dict[str, Any]] = {
+        "algo": {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches},
+        "net": {"hidden": o.hidden},
+    }
+    run = {"envs": o.rows, "device": o.device, "threads": o.threads, "quiet": True}
+
+    loop = Loop(resolve(Settings(algo, env_id, run, sections)))
+
+    def work() -> int:
+        batch = loop.collector.collect(loop.rollout)
+        loop.pay(batch)
+        loop.update(batch)
+        loop.pending.clear()
+        if loop.env.device.type == "cuda":
+            torch.cuda.synchronize()
+        return o.rollout * o.rows
+
+    return work
+
+
+def _reference(env: str) -> Callable[[], int] | None:
+    """One world of mpe2's, stepped with random actions."""
+    try:
+        versions = importlib.import_module("mpe2.all_modules").mpe_environments
+    except ImportError:
+        return None
+    module = next((m for name, m in versions.items() if name.rpartition("/")[2].rpartition("_v")[0] == env), None)
+    if module is None:
+        return None
+    world = module.parallel_env()
+    world.reset(seed=0)
+    for i, name in enumerate(world.possible_agents):
+        world.action_space(name).seed(i)
+
+    def work() -> int:
+        for _ in range(25):
+            if not world.agents:
+                world.reset()
+            world.step({name: world.action_space(name).sample() for name in world.agents})
+        return 25
+
+    return work

@@ -1,0 +1,76 @@
+"""Numbers about runs: summaries of evaluations, episodes as CSV, and the list of runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoal.spec import UserError
+from shoal.training.evaluate import Episodes
+from shoal.training.run import Run
+
+
+def summary(episodes: Episodes) -> dict[str, dict[str, float]]:
+    """Metric -> mean, 95 % interval of the mean, spread and extremes over episodes."""
+    tracks: dict[str, Tensor] = {}
+    for g, x in episodes.returns.items():
+        tracks[f"return/{g}"] = x.mean(-1)
+        tracks[f"return_sum/{g}"] = x.sum(-1)
+        tracks.update({f"return/{g}/{i}": x[:, i] for i in range(x.shape[1])})
+    tracks |= {"episode_length": episodes.lengths, **episodes.stats}
+    return {k: _describe(x.double().cpu()) for k, x in tracks.items()}
+
+
+def _describe(x: Tensor) -> dict[str, float]:
+    n = len(x)
+    std = float(x.std(correction=1)) if n > 1 else 0.0
+    interval = 1.96 * std / math.sqrt(n)  # of the mean, by the normal approximation
+    return {"mean": float(x.mean()), "interval": interval, "std": std, "min": float(x.min()), "max": float(x.max())}
+
+
+def write_csv(episodes: Episodes, path: Path) -> None:
+    """An episode a line: each agent's return, the length, the stats."""
+    columns: dict[str, list[float]] = {"episode": list(range(len(episodes.lengths)))}
+    for g, x in episodes.returns.items():
+        columns[f"return/{g}"] = x.mean(-1).tolist()
+        columns.update({f"return/{g}/{i}": x[:, i].tolist() for i in range(x.shape[1])})
+    columns["length"] = episodes.lengths.tolist()
+    columns.update({k: x.tolist() for k, x in episodes.stats.items()})
+    try:
+        with path.open("w", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+    except OSError as e:
+        raise UserError(f"{path} cannot be written: {e.strerror}.") from None
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Every run under a folder, with how far it got."""
+    out = []
+    for config in sorted(folder.rglob("config.json")):
+        try:
+            run = Run(config.parent)
+        except UserError:
+            continue
+        lines = run.metrics
+        scores = [s for s in (_main_return(e) for e in lines if e["kind"] == "eval") if s is not None]
+        out.append(
+            {
+                "run": str(config.parent),
+                "algo": run.settings.algo,
+                "env": run.settings.env,
+                "step": max((line["step"] for line in lines), default=0),
+                "last": scores[-1] if scores else None,
+                "best": max(scores, default=None),
+            }
+        )
+    return out
+
+
+def _main_return(line: dict[str, Any]) -> float | None:
+    return next((v for k, v in line.items() if k.startswith("return/")), None)
