@@ -156,7 +156,7 @@ VARIANTS: list[tuple[int, str, dict[str, Any]]] = [  # agents, id, settings
     (4, "simple_tag", {"num_good": 2, "num_adversaries": 2, "num_obstacles": 0, "agent_neighbors": 2, "landmark_neighbors": 1}),
     (7, "simple_tag", {"num_good": 3, "num_adversaries": 4, "num_obstacles": 3, "agent_neighbors": 8, "landmark_neighbors": 2}),
     (3, "simple_tag", {"num_good": 2, "num_adversaries": 1, "num_obstacles": 1}),
-    (3, "simple_tag", {"num_good": 2, "num_adversaries": 1, "num_obstacles": 0, "terminate_on_success": True}),
+    (5, "simple_tag", {"num_good": 4, "num_adversaries": 1, "num_obstacles": 0, "terminate_on_success": True}),
     (4, "simple_tag", {"terminate_on_success": True, "curriculum": True, "stages": {5: 1, 15: 2}}),
     (4, "simple_tag", {"curriculum": True, "max_cycles": 9, "stages": {0: 1, 4: 0, 12: 2}}),
     (2, "simple_world_comm", {"num_good": 1, "num_adversaries": 1, "num_obstacles": 2, "num_food": 1, "num_forests": 0}),

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Color, Parts, Scenario, at_least, length, nearest
+from shoal.envs.mpe.world import Body, Color, Parts, Scenario, at_least, length
 from shoal.spec import UserError
 
 KINDS = (  # colours of the kinds: blue, orange, green, red, purple, brown
@@ -71,6 +72,7 @@ class CollectTreasure(Scenario):
         self.kinds = self.index(range(c.num_deposits))
         takes = torch.zeros(c.num_collectors + c.num_deposits, c.num_deposits, dtype=self.dtype, device=self.device)
         takes[c.num_collectors :] = torch.eye(c.num_deposits)
+        self.itself = torch.eye(len(takes), dtype=self.dtype, device=self.device)  # puts an agent first in its own order
         self.takes = takes.expand(self.rows, -1, -1)  # which kind an agent takes delivery of, one-hot
         super().setup()
 
@@ -119,18 +121,25 @@ class CollectTreasure(Scenario):
 
     def sees(self, w: State) -> dict[str, Parts]:
         us, c = self.everyone, len(self.team)
-        order = self.others(us)
+        own, here = self.places(w, us), w["here"].to(self.dtype)
         holds = (w["held"][..., None] == self.kinds).to(self.dtype)  # [B, collectors, kinds]
-        carries = torch.nn.functional.pad(holds, (0, 0, 0, len(self.stores)))  # [B, agents, kinds]
-        about = torch.cat((w["vel"], self.takes, carries), -1)[:, order]
-        gaps = self.gaps(w, us, order)
-        _, others = nearest(gaps, len(us) - 1, torch.cat((gaps, about), -1))
-        gaps = self.gaps(w, us, self.marks)
-        kinds = (w["kind"][..., None] == self.kinds).to(self.dtype)[:, None].expand(-1, len(us), -1, -1)
-        _, treasures = nearest(gaps, len(self.marks), torch.cat((gaps, kinds), -1) * w["here"][:, None, :, None])
+        kinds = (w["kind"][..., None] == self.kinds).to(self.dtype)  # [B, treasures, kinds]
+        # everybody's table of what there is to see, in each agent's own order and then shifted to where it stands
+        carries = pad(holds, (0, 0, 0, len(self.stores)))
+        order = (self.distances(w, us, us) - self.itself).argsort(-1)[..., 1:]  # [B, agents, others]
+        others = self._rows(torch.cat((own, w["vel"], self.takes, carries), -1), order)
+        others = others - pad(own, (0, others.shape[-1] - 2))[:, :, None]
+        order = self.distances(w, us, self.marks).argsort(-1)  # [B, agents, treasures] those that are gone come last
+        treasures = self._rows(torch.cat((self.places(w, self.marks), kinds, here[..., None]), -1), order)
+        treasures = (treasures - pad(own, (0, treasures.shape[-1] - 2))[:, :, None])[..., :-1] * treasures[..., -1:]
         blocks: Parts = [("self", self.places(w, us)), ("self", w["vel"]), ("agent", others), ("treasure", treasures)]
         mine, theirs = [(name, x[:, :c]) for name, x in blocks], [(name, x[:, c:]) for name, x in blocks]
         return {"collector": [*mine[:2], ("self", holds), *mine[2:]], "deposit": theirs}
+
+    def _rows(self, table: Tensor, order: Tensor) -> Tensor:
+        """table [B, m, w] in each agent's order [B, n, k]: [B, n, k, w]."""
+        index = order.flatten(1)[..., None].expand(-1, -1, table.shape[-1])
+        return table.gather(1, index).unflatten(1, order.shape[1:])
 
     def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         team, stores, never = self.team, self.stores, float("inf")

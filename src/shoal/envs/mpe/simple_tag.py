@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import GREEN, RED, Body, Parts, Scenario, at_least, fence, nearest
+from shoal.envs.mpe.world import GREEN, RED, Body, Parts, Scenario, at_least, fence, nearest, pick
 
 PACES = (0.5, 0.75, 1.0)  # of the prey, by stage
 
@@ -79,10 +79,10 @@ class SimpleTag(Scenario):
         if c.landmark_neighbors is not None:
             (marks,) = nearest(marks, c.landmark_neighbors)
         if c.agent_neighbors is not None:
-            others, speeds = nearest(others, c.agent_neighbors, (w["vel"] * self.is_prey)[:, order])
+            others, speeds = nearest(others, c.agent_neighbors, pick(w["vel"] * self.is_prey, order))
             fast, slow = speeds[:, :k], speeds[:, k:]
         else:  # the velocities of prey alone; they stand last among the others
-            speeds = w["vel"][:, order]
+            speeds = pick(w["vel"], order)
             fast, slow = speeds[:, :k, k - 1 :], speeds[:, k:, k:]
         pos = self.places(w, us)
         blocks: Parts = [("self", w["vel"]), ("self", pos), ("landmark", marks), ("agent", others)]

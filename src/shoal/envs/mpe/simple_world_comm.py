@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Parts, Scenario, at_least, fence
+from shoal.envs.mpe.world import Body, Parts, Scenario, at_least, fence, pick
 
 
 class SimpleWorldComm(Scenario):
@@ -63,9 +63,9 @@ class SimpleWorldComm(Scenario):
         order = self.others(us)
         inside = self.contacts(w, us, self.woods)  # [B, agents, forests]
         outside = ~inside.any(-1)  # [B, agents]
-        seen = (inside[:, :, None] & inside[:, order]).any(-1) | (outside[:, :, None] & outside[:, order]) | self.leads
+        seen = (inside[:, :, None] & pick(inside, order)).any(-1) | (outside[:, :, None] & pick(outside, order)) | self.leads
         near = self.gaps(w, us, order) * seen[..., None]  # [B, agents, others, 2]
-        speeds = w["vel"][:, order] * seen[..., None]  # of prey alone: they stand last among the others
+        speeds = pick(w["vel"], order) * seen[..., None]  # of prey alone: they stand last among the others
         hides = torch.where(inside, 1.0, -1.0).to(self.dtype)
         said = w["comm"][:, :1].expand(-1, k, -1)
         marks = self.gaps(w, us, self.marks)

@@ -249,7 +249,7 @@ class Scenario(World, ABC):
     def gaps(self, w: State, members: Sequence[int], to: Sequence[int] | Tensor) -> Tensor:
         """Places of `to` (the same for all members, or a row of indices for each) seen from the members: [B, n, k, 2]."""
         pos = w["pos"]
-        there = pos[:, to] if isinstance(to, Tensor) else pos[:, None, span(to)]
+        there = pick(pos, to) if isinstance(to, Tensor) else pos[:, None, span(to)]
         return there - pos[:, span(members), None]
 
     def distances(self, w: State, members: Sequence[int], to: Sequence[int]) -> Tensor:
@@ -313,7 +313,7 @@ class Scenario(World, ABC):
         pos, vel = state["pos"], state["vel"]
         n = len(self.agents)
         if self.pairs[0].numel():
-            delta = pos[:, self.pairs[0]] - pos[:, self.pairs[1]]  # [B, pairs, 2]
+            delta = pick(pos, self.pairs[0]) - pick(pos, self.pairs[1])  # [B, pairs, 2]
             dist = length(delta)
             depth = torch.logaddexp(self.zero, (self.touching - dist) / CONTACT_MARGIN) * CONTACT_MARGIN
             force = delta * (CONTACT_FORCE * depth / dist.clamp(min=1e-12))[..., None]
@@ -335,6 +335,11 @@ def length(x: Tensor) -> Tensor:
 def span(members: Sequence[int]) -> slice:
     """Neighbouring indices as a slice: a view, where a list of indices would copy."""
     return slice(members[0], members[-1] + 1) if members else slice(0, 0)
+
+
+def pick(x: Tensor, which: Tensor) -> Tensor:
+    """x[:, which], [B, m, w] -> [B, *which, w]; on a CPU several times faster than indexing."""
+    return x.index_select(1, which.flatten()).unflatten(1, which.shape)
 
 
 def fence(places: Tensor) -> Tensor:

@@ -1,0 +1,31 @@
+# `make train` and `make test` install what they need into .venv the first time; a second call does not reinstall.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install train test test-slow format clean
+
+train: .venv/installed  ## three agents learn to cover three landmarks: two minutes on two cores
+	$(BIN)/shoal train mappo simple_spread --config benchmarks/simple_spread.json
+
+test: .venv/installed  ## format, lint, types and tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal
+
+test-slow: .venv/installed  ## learning tests that take longer than a few seconds each
+	$(BIN)/pytest -m slow -n 2 --dist worksteal
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,377 @@
+"""Watching: greedy episodes as a picture that moves, drawn without a screen.
+
+    film    plays one episode a row and keeps what `env.draw` gave before every step: shots
+    paint   makes a picture of one shot: the one renderer
+    watch   both, from a run's folder into a GIF (Pillow) or an MP4 (imageio and ffmpeg, `pip install shoal[video]`)
+    ClipHook  leaves a clip in the run's media/ at every evaluation: `shoal train --render`
+
+A world is watched by the seeds that `shoal eval` measures it by, so the returns shown are among those it reports. The
+half-width in view is the sketch's own and a margin; when something leaves it the view widens, a little a shot and in
+good time, and stays wide until the episode ends. The last shot of an episode is the last state that was acted in; it is
+held for a second and shows the episode's whole return.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from shoal.envs.base import Circle, Environment, Sketch
+from shoal.spec import EnvSpec, UserError
+from shoal.training.collect import Players
+from shoal.training.evaluate import Episodes, evaluate
+from shoal.training.loop import Hook, Loop
+from shoal.training.players import frozen_players
+from shoal.training.run import Run, slug
+
+Color = tuple[int, int, int]
+
+SIZE = 700  # pixels across
+FINE = 3  # circles and grid are drawn so many times larger, then averaged down
+MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
+WIDEN = 1.08  # the most the view widens from one shot to the next
+PACE, HOLD = 0.1, 1.0  # seconds a shot, and the last of an episode
+COLORS = 96  # in a GIF's palette
+PAPER, PLANE, GRID, AXIS, INK, PALE, BAR = (
+    (244, 245, 248),
+    (255, 255, 255),
+    (237, 239, 243),
+    (216, 220, 228),
+    (38, 43, 56),
+    (118, 126, 143),
+    (96, 125, 255),
+)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture of a film: what to draw, and what to write over it."""
+
+    sketch: Sketch
+    header: tuple[tuple[str, str], ...]  # lines of text, a left and a right part each
+    view: float  # the half-width in view
+    done: float | None  # how much of the episode is over, 0 to 1; none where it has no horizon
+    seconds: float = PACE
+
+    def paint(self, size: int = SIZE) -> Image.Image:
+        return paint(self.sketch, self.header, size, self.view, self.done)
+
+
+# --- one picture -----------------------------------------------------------------------------------------------------
+
+
+def paint(
+    sketch: Sketch,
+    header: Sequence[tuple[str, str]] = (),
+    size: int = SIZE,
+    view: float | None = None,
+    done: float | None = None,
+) -> Image.Image:
+    """A sketch as a picture `size` pixels across: a header, a square of the plane, and a line for each message."""
+    view = span(sketch) if view is None else view
+    unit = size / 100
+    above, below = _strip(len(header), unit), _strip(len(sketch.lines), unit)
+    image = Image.new("RGB", (size, size + above + below), PAPER)
+    image.paste(_plane(sketch, size, view), (0, above))
+    pen = ImageDraw.Draw(image)
+    _labels(pen, sketch, size, view, above)
+    left, right = round(2.6 * unit), size - round(2.6 * unit)
+    for i, (text, aside) in enumerate(header):
+        y = _line(i, unit)
+        pen.text((left, y), text, INK if i == 0 else PALE, _font(2.5 * unit if i == 0 else 2.1 * unit, i == 0), "lm")
+        pen.text((right, y), aside, INK, _font(2.1 * unit), "rm")
+    for i, text in enumerate(sketch.lines):
+        pen.text((left, above + size + _line(i, unit)), text, INK, _font(2.1 * unit), "lm")
+    if above and done is not None:
+        pen.rectangle((0, above - max(round(unit / 2), 1), round(size * min(done, 1.0)) - 1, above - 1), BAR)
+    return image
+
+
+def place(x: float, y: float, size: int, view: float) -> tuple[float, float]:
+    """Where a point of the plane is in its square of pixels; y grows upwards."""
+    return (x / view + 1) / 2 * size, (1 - y / view) / 2 * size
+
+
+def rgb(circle: Circle) -> Color:
+    r, g, b = (round(255 * min(max(x, 0.0), 1.0)) for x in circle.color)
+    return r, g, b
+
+
+def mix(a: Color, b: Color, share: float) -> Color:
+    """`share` of `a`, the rest `b`."""
+    r, g, b_ = (round(x * share + y * (1 - share)) for x, y in zip(a, b, strict=True))
+    return r, g, b_
+
+
+def _plane(sketch: Sketch, size: int, view: float) -> Image.Image:
+    """Grid, landmarks and agents. Agents (they have labels) are full discs with a rim, solid landmarks softer discs
+    without one, and what cannot be touched is a tinted ring."""
+    fine, hair = size * FINE, max(round(size * FINE / 700), 1)
+    image = _grid(fine, view, sketch.extent, hair).copy()
+    pen = ImageDraw.Draw(image)
+    for c in _finite(sketch):
+        x, y = place(c.x, c.y, fine, view)
+        radius = max(c.radius / view / 2 * fine, 3.0 * hair)
+        box, color = (x - radius, y - radius, x + radius, y + radius), rgb(c)
+        if c.label:
+            rim = (x - radius - 1.5 * hair, y - radius - 1.5 * hair, x + radius + 1.5 * hair, y + radius + 1.5 * hair)
+            pen.ellipse(rim, PLANE)
+            pen.ellipse(box, color if c.solid else mix(color, PLANE, 0.25), mix(color, INK, 0.55), round(1.5 * hair))
+        elif c.solid:
+            pen.ellipse(box, mix(color, PLANE, 0.45))
+        else:
+            pen.ellipse(box, mix(color, PLANE, 0.22), color, 2 * hair)
+    return image.reduce(FINE)
+
+
+@cache
+def _grid(fine: int, view: float, extent: float, hair: int) -> Image.Image:
+    """Lines every half extent, doubled until they are not too many; the axes and the edge of the extent stand out."""
+    image = Image.new("RGB", (fine, fine), PLANE)
+    pen = ImageDraw.Draw(image)
+    every = extent / 2
+    while view / every > 8:
+        every *= 2
+    n = int(view / every)
+    for i in range(-n, n + 1):
+        x, y = place(i * every, i * every, fine, view)
+        pen.line((x, 0, x, fine), GRID, hair)
+        pen.line((0, y, fine, y), GRID, hair)
+    for k in (-extent, extent):
+        (x, y), (far, high) = place(k, k, fine, view), place(-k, -k, fine, view)
+        pen.line((x, min(y, high), x, max(y, high)), AXIS, hair)
+        pen.line((min(x, far), y, max(x, far), y), AXIS, hair)
+    return image
+
+
+def _labels(pen: ImageDraw.ImageDraw, sketch: Sketch, size: int, view: float, above: int) -> None:
+    """Agents' names: on the agent where there is room, else beneath it with a pale edge, so that they can be read."""
+    font = _font(1.75 * size / 100)
+    for c in _finite(sketch):
+        if not c.label:
+            continue
+        x, y = place(c.x, c.y, size, view)
+        radius, wide = c.radius / view / 2 * size, font.getlength(c.label)
+        if wide < 1.75 * radius and c.solid:
+            dark = sum(w * v for w, v in zip((0.299, 0.587, 0.114), rgb(c), strict=True)) < 150
+            pen.text((x, y + above), c.label, (255, 255, 255) if dark else INK, font, "mm")
+        else:
+            x = min(max(x, wide / 2 + 4), size - wide / 2 - 4)
+            y = min(y + radius + 0.5 * size / 100, size - 2.2 * size / 100)
+            pen.text((x, y + above), c.label, mix(INK, PLANE, 0.85), font, "ma", stroke_width=2, stroke_fill=PLANE)
+
+
+def _finite(sketch: Sketch) -> Iterator[Circle]:
+    return (c for c in sketch.circles if math.isfinite(c.x) and math.isfinite(c.y))
+
+
+def _line(i: int, unit: float) -> float:
+    """The middle of a header's or footer's line."""
+    return 3.2 * unit + i * 3.4 * unit
+
+
+def _strip(lines: int, unit: float) -> int:
+    """How high a header or footer is: even, as video wants it."""
+    return 2 * round((_line(lines - 1, unit) + 3.2 * unit) / 2) if lines else 0
+
+
+@cache
+def _font(height: float, bold: bool = False) -> ImageFont.FreeTypeFont:
+    import matplotlib  # for the font it brings along
+
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, round(height))
+
+
+# --- what is in view -------------------------------------------------------------------------------------------------
+
+
+def span(sketch: Sketch) -> float:
+    """The half-width that shows all of a sketch, and never less than its extent and the margin."""
+    reach = (max(abs(c.x), abs(c.y)) + c.radius for c in _finite(sketch))
+    return max((sketch.extent * MARGIN, *(r * 1.04 for r in reach)))
+
+
+def widths(spans: Sequence[float], most: float = WIDEN) -> list[float]:
+    """Half-widths in view through an episode: never below what a shot needs, never narrower than before, and at most
+    `most` times wider than before, which is known early enough because the whole episode is known."""
+    ahead: list[float] = []
+    for s in reversed(spans):
+        ahead.append(max(s, ahead[-1] / most) if ahead else s)
+    wide: list[float] = []
+    for s in reversed(ahead):
+        wide.append(max(s, wide[-1]) if wide else s)
+    return wide
+
+
+# --- a film ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def film(env: Environment, players: Players, seed: int, title: str = "") -> tuple[list[Shot], Episodes]:
+    """One greedy episode in every row of `env`, as shots, episode after episode; and what the episodes added up to."""
+    taken: list[list[tuple[Sketch, list[float]]]] = [[] for _ in range(env.rows)]
+
+    def take(env: Environment, totals: Tensor) -> None:
+        for row, so_far in enumerate(totals.tolist()):
+            taken[row].append((_sketch(env, row, title), so_far))
+
+    episodes = evaluate(env, players, 1, seed, watch=take)
+    shots: list[Shot] = []
+    for row, length in enumerate(episodes.lengths.long().tolist()):
+        # a row that is over begins again while others play on: what it did then belongs to no episode
+        shots += _episode(taken[row][:length], episodes, row, env.spec, title)
+    return shots, episodes
+
+
+def _sketch(env: Environment, row: int, title: str) -> Sketch:
+    sketch = env.draw(row)
+    if sketch is None:
+        raise UserError(f"{title or 'this world'} cannot be watched: it does not say what it looks like (`draw`).")
+    return sketch
+
+
+def _episode(
+    taken: list[tuple[Sketch, list[float]]], episodes: Episodes, row: int, spec: EnvSpec, title: str
+) -> Iterator[Shot]:
+    count, last = len(episodes.lengths), len(taken) - 1
+    final = [x for r in episodes.returns.values() for x in r[row].tolist()]
+    views = widths([span(sketch) for sketch, _ in taken])
+    for t, ((sketch, so_far), view) in enumerate(zip(taken, views, strict=True)):
+        returns = f"return {_returns(final, spec)}" if t == last else f"return so far {_returns(so_far, spec)}"
+        step = f"step {t}" + (f" of {spec.horizon}" if spec.horizon else "")
+        header = ((title, f"episode {row + 1} of {count}"), (step, returns))
+        done = None if spec.horizon is None else (t + 1) / spec.horizon
+        yield Shot(sketch, header, view, done, HOLD if t == last else PACE)
+
+
+def _returns(totals: list[float], spec: EnvSpec) -> str:
+    """The mean over each group's agents; named where there are several groups."""
+    parts, at = [], 0
+    for g in spec.groups:
+        mean = sum(totals[at : at + g.n]) / g.n
+        text = f"{mean:.2f}".replace("-", "−")
+        parts.append(text if len(spec.groups) == 1 else f"{g.name} {text}")
+        at += g.n
+    return "   ".join(parts)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_gif(shots: Sequence[Shot], path: Path, size: int = SIZE) -> None:
+    """Every shot, in one palette for all, so that colours do not flicker."""
+    palette = _palette(shots, size)
+    frames = (shot.paint(size).quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots)
+    first = next(frames)
+    lasting = [round(1000 * s.seconds) for s in shots]
+    _aside(
+        path,
+        lambda p: first.save(
+            p, "GIF", save_all=True, append_images=frames, duration=lasting, loop=0, optimize=True, disposal=1
+        ),
+    )
+
+
+def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE) -> None:
+    """Every shot, those that are held as often as it takes."""
+    try:
+        import imageio.v2 as imageio
+        import imageio_ffmpeg  # noqa: F401  what imageio writes videos with
+    except ImportError:
+        raise UserError("an mp4 needs imageio and ffmpeg: `pip install shoal[video]`, or take --gif.") from None
+    import numpy as np
+
+    def save(p: Path) -> None:
+        with imageio.get_writer(p, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2) as writer:  # type: ignore[arg-type]
+            for shot in shots:
+                picture = np.asarray(shot.paint(size))
+                for _ in range(round(shot.seconds / PACE)):
+                    writer.append_data(picture)
+
+    _aside(path, save)
+
+
+def _palette(shots: Sequence[Shot], size: int) -> Image.Image:
+    """The colours of a few shots, from the whole length of the film."""
+    some = [s.paint(size) for s in shots[:: max(len(shots) // 8, 1)]]
+    sheet = Image.new("RGB", (size, sum(s.height for s in some)))
+    y = 0
+    for s in some:
+        sheet.paste(s, (0, y))
+        y += s.height
+    return sheet.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+
+
+def _aside(path: Path, save: Callable[[Path], Any]) -> None:
+    """Write beside and rename: the file is whole or not there."""
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(part)
+        part.replace(path)
+    except OSError as e:
+        raise UserError(f"{path} cannot be written: {e.strerror or e}.") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# --- from a run ------------------------------------------------------------------------------------------------------
+
+
+def watch(
+    run: str | Path | Run,
+    gif: str | Path | None = None,
+    mp4: str | Path | None = None,
+    episodes: int = 5,
+    checkpoint: str = "auto",
+    team: dict[str, str] | None = None,
+    seed: int | None = None,
+) -> Episodes:
+    """Play a run's policies greedily and leave the film as a GIF, an MP4 or both. Returns what was played: the very
+    episodes that `shoal eval` with as many episodes and the same seed measures."""
+    if episodes < 1:
+        raise UserError(f"--episodes is {episodes}: it must be at least 1.")
+    if gif is None and mp4 is None:
+        raise UserError("say where the film should go: --gif FILE or --mp4 FILE.")
+    run = run if isinstance(run, Run) else Run(run)
+    resolved = run.resolve()
+    torch.set_num_threads(resolved.run.threads)
+    env = resolved.make_env(episodes, torch.device("cpu"))
+    players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
+    seed = (resolved.run.seed if seed is None else seed) + 1_000_003
+    shots, played = film(env, players, seed, f"{slug(run.settings.env)} · {slug(run.settings.algo)}")
+    if gif is not None:
+        write_gif(shots, Path(gif))
+    if mp4 is not None:
+        write_mp4(shots, Path(mp4))
+    return played
+
+
+class ClipHook(Hook):
+    """At every evaluation, a greedy episode as media/step-<step>.gif. It has a world and seeds of its own, so training
+    is the same with it and without."""
+
+    def __init__(self, size: int = SIZE):
+        self.size = size
+
+    def on_evaluation(self, loop: Loop, episodes: Episodes) -> None:
+        settings, algorithms = loop.resolved.settings, loop.players.algorithms
+        modes = [a.training for a in algorithms]
+        for a in algorithms:
+            a.eval()
+        try:
+            title = f"{slug(settings.env)} · {slug(settings.algo)} · step {loop.step:,}"
+            shots, _ = film(loop.resolved.make_env(1), loop.players, loop.config.seed, title)
+        finally:
+            for a, mode in zip(algorithms, modes, strict=True):
+                a.train(mode)
+        write_gif(shots, loop.folder.path / "media" / f"step-{loop.step:012d}.gif", self.size)

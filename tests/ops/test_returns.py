@@ -1,0 +1,220 @@
+"""Advantages with numbers worked out on paper. gamma = lambda = 1/2 unless said, so that every number is exact in binary.
+
+A column is one agent's T steps; `column` makes it [T, 1, 1]. In every column r_t is the reward of the step from t to t + 1,
+v_t the value of what is seen at t and w_t the value of the true next observation. JUNK stands where nothing may look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.ops.returns import gae
+
+torch.set_num_threads(1)
+JUNK = 4096.0
+Y, N = True, False
+
+
+def column(
+    r: list[float], v: list[float], w: list[float], terminated: Any = None, cut: Any = None, acts: Any = None
+) -> dict[str, Tensor]:
+    nobody = [N] * len(r)
+    parts = {"reward": r, "value_t": v, "value_tp1": w, "terminated": terminated or nobody, "cut": cut or nobody}
+    if acts is not None:
+        parts["acts"] = acts
+    return {k: torch.tensor(x)[:, None, None] for k, x in parts.items()}
+
+
+def advantage(parts: dict[str, Tensor], gamma: float = 0.5, lam: float = 0.5) -> list[float]:
+    return gae(**parts, gamma=gamma, lam=lam)[:, 0, 0].tolist()
+
+
+# delta_0 = 1 + 8/2 - 4 = 1      delta_1 = 2 + 2/2 - 8 = -5      delta_2 = 3 + 6/2 - 2 = 4 (the rollout ends: w_2 = 6)
+# A_2 = 4                        A_1 = -5 + 4/4 = -4             A_0 = 1 - 4/4 = 0
+PLAIN = column([1.0, 2, 3], [4.0, 8, 2], [8.0, 2, 6]), [0.0, -4.0, 4.0]
+# terminated at 1: delta_1 = 2 - 8 = -6 whatever w_1 is; A_1 = -6, and A_0 = 1 - 6/4 = -1/2; A_2 is a new episode's
+TERMINATED = column([1.0, 2, 3], [4.0, 8, 2], [8.0, JUNK, 6], [N, Y, N], [N, Y, N]), [-0.5, -6.0, 4.0]
+# truncated at 1, where the true last observation is worth 10 (and the one after the reset v_2 = 2):
+# delta_1 = 2 + 10/2 - 8 = -1; the trace is cut, so A_1 = -1, and A_0 = 1 - 1/4 = 3/4
+TRUNCATED = column([1.0, 2, 3], [4.0, 8, 2], [8.0, 10, 6], None, [N, Y, N]), [0.75, -1.0, 4.0]
+# the rollout ends in a death: no bootstrap there, A_2 = 3 - 2 = 1; A_1 = -5 + 1/4 = -4.75; A_0 = 1 - 4.75/4 = -0.1875
+DEATH_LAST = column([1.0, 2, 3], [4.0, 8, 2], [8.0, 2, JUNK], [N, N, Y], [N, N, Y]), [-0.1875, -4.75, 1.0]
+# a cut at the rollout's end changes nothing: there is no trace beyond it, and the bootstrap stays
+CUT_LAST = column([1.0, 2, 3], [4.0, 8, 2], [8.0, 2, 6], None, [N, N, Y]), [0.0, -4.0, 4.0]
+CASES = {"plain": PLAIN, "terminated": TERMINATED, "truncated": TRUNCATED, "death last": DEATH_LAST, "cut last": CUT_LAST}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ends(name: str) -> None:
+    parts, expected = CASES[name]
+    assert advantage(parts) == expected
+
+
+def test_terminated_alone_ends_as_well_and_wins_over_truncation() -> None:
+    parts, expected = TERMINATED
+    assert advantage({**parts, "cut": torch.zeros_like(parts["cut"])}) == expected
+
+
+def test_truncation_takes_the_true_last_observation() -> None:
+    """One more on the true last value is worth gamma at the truncated step, and gamma^2 lambda before it."""
+    parts, expected = TRUNCATED
+    more = {**parts, "value_tp1": parts["value_tp1"] + torch.tensor([0.0, 1.0, 0.0])[:, None, None]}
+    assert advantage(more) == [expected[0] + 0.125, expected[1] + 0.5, expected[2]]
+
+
+def test_death_of_one_agent_while_the_episode_goes_on() -> None:
+    """Agent 0 dies in step 1 (terminated, gone from the next frame), agent 1 leaves in step 1 without terminated, agent 2
+    goes on. What is written for those who are gone (JUNK, step 2) reaches nothing that counts."""
+    dead = column([1.0, 2, JUNK], [4.0, 8, JUNK], [8.0, JUNK, JUNK], [N, Y, N], [N, Y, Y])
+    gone = column([1.0, 2, JUNK], [4.0, 8, JUNK], [8.0, 10, JUNK], None, [N, Y, Y])
+    both = {k: torch.cat((dead[k], gone[k], PLAIN[0][k]), 2) for k in dead}
+    out = gae(**both, gamma=0.5, lam=0.5)[:, 0]
+    assert out[:2, 0].tolist() == [-0.5, -6.0]
+    assert out[:2, 1].tolist() == [0.75, -1.0]
+    assert out[:, 2].tolist() == [0.0, -4.0, 4.0]
+
+
+def test_lambda_zero_is_the_one_step_error() -> None:
+    assert advantage(PLAIN[0], lam=0.0) == [1.0, -5.0, 4.0]
+    assert advantage(TRUNCATED[0], lam=0.0) == [1.0, -1.0, 4.0]
+
+
+def test_lambda_one_is_the_return_less_the_value() -> None:
+    # to the rollout's end: 1 + 2/2 + 3/4 + 6/8 = 3.5, less 4; 2 + 3/2 + 6/4 = 5, less 8; 3 + 6/2 = 6, less 2
+    assert advantage(PLAIN[0], lam=1.0) == [-0.5, -3.0, 4.0]
+    # terminated: 1 + 2/2 = 2, less 4; 2, less 8.   truncated: 1 + 2/2 + 10/4 = 4.5, less 4; 2 + 10/2 = 7, less 8
+    assert advantage(TERMINATED[0], lam=1.0) == [-2.0, -6.0, 4.0]
+    assert advantage(TRUNCATED[0], lam=1.0) == [0.5, -1.0, 4.0]
+
+
+def test_gamma_one() -> None:
+    # lambda 1: plain sums. 1 + 2 + 3 + 6 - 4 = 8; 2 + 3 + 6 - 8 = 3; 3 + 6 - 2 = 7
+    assert advantage(PLAIN[0], gamma=1.0, lam=1.0) == [8.0, 3.0, 7.0]
+    # lambda 1/2: deltas 1 + 8 - 4 = 5, 2 + 2 - 8 = -4, 3 + 6 - 2 = 7; A = 7, -4 + 3.5 = -0.5, 5 - 0.25 = 4.75
+    assert advantage(PLAIN[0], gamma=1.0, lam=0.5) == [4.75, -0.5, 7.0]
+
+
+# --- turns: moves at 0 and 3, waiting between. gamma counts the agent's own turns -------------------------------------
+
+# turn 3: rewards 8 + 16 + 32 = 56 and, at the rollout's end, w_5 = 10: delta = 56 + 10/2 - 5 = 56 = A_3
+# turn 0: rewards 1 + 2 + 4 = 7, next value v_3 = 5: delta = 7 + 5/2 - 3 = 6.5, A_0 = 6.5 + 56/4 = 20.5; waiting: 0
+R, V = [1.0, 2, 4, 8, 16, 32], [3.0, JUNK, JUNK, 5, JUNK, JUNK]
+ACTS = [Y, N, N, Y, N, N]
+WAITS = column(R, V, [JUNK] * 5 + [10.0], None, None, ACTS), [20.5, 0.0, 0.0, 56.0, 0.0, 0.0]
+# terminated at 4, while waiting; a new episode's first turn at 5: A_5 = 32 + 2/2 - 6 = 27
+# turn 3: 8 + 16 - 5 = 19 and no bootstrap; turn 0: 6.5 + 19/4 = 11.25
+ENDS = [N, N, N, N, Y, N]
+W_END = [JUNK, JUNK, JUNK, JUNK, 12.0, 2.0]
+V_END = [3.0, JUNK, JUNK, 5, JUNK, 6]
+DIES_WAITING = column(R, V_END, W_END, ENDS, ENDS, [Y, N, N, Y, N, Y]), [11.25, 0, 0, 19.0, 0, 27.0]
+# truncated at 4, while waiting: turn 3 is worth 8 + 16 + 12/2 - 5 = 25; turn 0: 6.5 + 25/4 = 12.75
+CUT_WAITING = column(R, V_END, W_END, None, ENDS, [Y, N, N, Y, N, Y]), [12.75, 0, 0, 25.0, 0, 27.0]
+# terminated at 2; the new episode begins with waiting at 3, whose 8 belongs to no turn; then a turn at 4
+# turn 4: 16 + 32 + 10/2 - 5 = 48; turn 0: 1 + 2 + 4 - 3 = 4
+LATE_TURN = (
+    column(
+        R, [3.0, JUNK, JUNK, JUNK, 5, JUNK], [JUNK] * 5 + [10.0], [N, N, Y, N, N, N], [N, N, Y, N, N, N], [Y, N, N, N, Y, N]
+    ),
+    [4.0, 0, 0, 0, 48.0, 0],
+)
+# dies on its own turn at 3 (and is gone at 4 and 5): 8 - 5 = 3; turn 0: 6.5 + 3/4 = 7.25
+DIES_MOVING = (
+    column([1.0, 2, 4, 8, JUNK, JUNK], V, [JUNK] * 6, [N, N, N, Y, N, N], [N, N, N, Y, Y, Y], ACTS),
+    [7.25, 0, 0, 3.0, 0, 0],
+)
+# never on turn in this rollout
+IDLE = column(R, [JUNK] * 6, [JUNK] * 6, None, None, [N] * 6), [0.0] * 6
+TURNS = {
+    "waits": WAITS,
+    "dies waiting": DIES_WAITING,
+    "cut waiting": CUT_WAITING,
+    "late turn": LATE_TURN,
+    "dies moving": DIES_MOVING,
+    "idle": IDLE,
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turns(name: str) -> None:
+    parts, expected = TURNS[name]
+    assert advantage(parts) == expected
+
+
+def test_turns_with_lambda_one_and_gamma_one() -> None:
+    # lambda 1, gamma 1/2: the return from turn 0 is 7 + (56 + 10/2)/2 = 37.5, less 3
+    assert advantage(WAITS[0], lam=1.0) == [34.5, 0, 0, 56.0, 0, 0]
+    # both 1: 63 + 10 - 3 and 56 + 10 - 5
+    assert advantage(WAITS[0], gamma=1.0, lam=1.0) == [70.0, 0, 0, 61.0, 0, 0]
+
+
+def test_everything_in_one_batch() -> None:
+    """Rows and agents do not mix: all columns side by side give what each gives alone."""
+    rows = {k: torch.stack([TURNS[n][0][k][:, 0, 0] for n in TURNS], 1) for k in WAITS[0]}
+    expected = torch.tensor([TURNS[n][1] for n in TURNS]).T  # [T, 6]
+    for shape in ((6, 1), (1, 6), (3, 2), (2, 3)):
+        out = gae(**{k: x.reshape(6, *shape) for k, x in rows.items()}, gamma=0.5, lam=0.5)
+        assert torch.equal(out, expected.reshape(6, *shape))
+    plain = {k: torch.stack([CASES[n][0][k][:, 0, 0] for n in CASES], 1)[:, :, None] for k in PLAIN[0]}
+    assert torch.equal(gae(**plain, gamma=0.5, lam=0.5)[..., 0], torch.tensor([CASES[n][1] for n in CASES]).T)
+
+
+def brute(r: Any, v: Any, w: Any, terminated: Any, cut: Any, acts: Any, gamma: float, lam: float) -> list[float]:
+    """The definition, turn by turn, for one agent: sum the rewards of a turn, look for the next, add the errors up."""
+    steps, out = len(r), [0.0] * len(r)
+    turns = []  # (t, error, whether the trace goes on to the next turn)
+    for t in (t for t in range(steps) if acts[t]):
+        paid, at = r[t], t
+        while not (terminated[at] or cut[at]) and at + 1 < steps and not acts[at + 1]:
+            at += 1
+            paid += r[at]
+        ended = terminated[at] or cut[at]
+        value = 0.0 if terminated[at] else v[at + 1] if not ended and at + 1 < steps else w[at]
+        turns.append((t, paid + gamma * value - v[t], not ended))
+    later = 0.0
+    for t, error, goes_on in reversed(turns):
+        later = error + gamma * lam * later * goes_on
+        out[t] = later
+    return out
+
+
+@pytest.mark.parametrize("turn_based", [False, True])
+def test_against_the_definition_on_random_patterns(turn_based: bool) -> None:
+    draw = torch.Generator().manual_seed(1)
+    shape = (17, 12, 3)
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    def coin(p: float) -> Tensor:
+        return torch.rand(shape, generator=draw) < p
+
+    r, v, w, terminated, cut = normal(), normal(), normal(), coin(0.1), coin(0.15)
+    acts = coin(0.4) if turn_based else torch.ones(shape, dtype=torch.bool)
+    ends = terminated | cut
+    w[:-1] = torch.where(ends[:-1], w[:-1], v[1:])  # where nothing ends, the next observation is the next step's
+    out = gae(r, v, w, terminated, cut, 0.9, 0.8, acts if turn_based else None)
+    compared = 0
+    for b in range(shape[1]):
+        for n in range(shape[2]):
+            lines = [x[:, b, n].tolist() for x in (r, v, w, terminated, cut, acts)]
+            torch.testing.assert_close(out[:, b, n].tolist(), brute(*lines, 0.9, 0.8), rtol=0, atol=1e-12)
+            compared += 1
+    assert compared == 36
+
+
+def test_everybody_on_turn_is_no_turns_at_all() -> None:
+    for parts, expected in CASES.values():
+        assert advantage({**parts, "acts": torch.ones_like(parts["cut"])}) == expected
+
+
+def test_shapes_are_asked_for_and_arguments_left_alone() -> None:
+    parts, _ = WAITS
+    before = {k: x.clone() for k, x in parts.items()}
+    gae(**parts, gamma=0.5, lam=0.5)
+    assert all(torch.equal(before[k], parts[k]) for k in parts)
+    with pytest.raises(AssertionError, match=r"\[T, B, N\]"):
+        gae(**{**PLAIN[0], "value_t": PLAIN[0]["value_t"][..., 0]}, gamma=0.5, lam=0.5)
