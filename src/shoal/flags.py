@@ -103,7 +103,7 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
     if kind is int:
         match = re.fullmatch(r"([+-]?[\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?)([kKmMgG]?)", word)
         number = float(match[1].replace("_", "")) * UNITS.get(match[2].lower(), 1) if match else 0.5
-        if number != int(number):
+        if not number.is_integer():
             raise UserError(f"{where} is {text!r}: it takes a whole number, such as 1000, 1_000, 1e6 or 2M.")
         return int(number)
     if kind is float:
@@ -134,7 +134,8 @@ def build(cls: Any, values: dict[str, Any], where: str) -> Any:
     for key in values:
         if key not in hints or key not in {f.name for f in dataclasses.fields(cls)}:
             names = [f.name for f in dataclasses.fields(cls)]
-            raise UserError(f"{where} has no setting {key!r}{near(key, names)}; it has {', '.join(names) or 'none'}.")
+            close = near(key, names)
+            raise UserError(f"{where} has no setting {key!r}{close or '; it has ' + (', '.join(names) or 'none')}.")
     return cls(**{k: _fit(v, hints[k], f"{where}.{k}" if where else k) for k, v in values.items()})
 
 

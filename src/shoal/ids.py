@@ -71,9 +71,9 @@ def find(kind: str, id: str) -> Entry:
 
 
 def near(word: str, words: Any) -> str:
-    """', did you mean ...?' or nothing."""
-    close = difflib.get_close_matches(word, list(words), n=2, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(c) for c in close)}?".rstrip("?") if close else ""
+    """' (did you mean ...?)', or nothing where nothing is near."""
+    close = difflib.get_close_matches(word, list(words), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
 
 
 def load_module(entry: Entry) -> ModuleType:

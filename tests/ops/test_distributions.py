@@ -56,7 +56,7 @@ def test_one_dimension_of_a_multi_discrete_keeps_its_dimension() -> None:
     pi = make(MultiDiscrete((3,)), logs(0.5, 0.25, 0.25).expand(4, 2, 3))
     assert pi.mode().shape == (4, 2, 1)
     assert pi.sample(uniform(4, 2, 3)).shape == (4, 2, 1)
-    near(pi.log_prob(torch.ones(4, 2, 1, dtype=torch.long)), torch.full((4, 2), -math.log(4)))
+    near(pi.log_prob(torch.ones(4, 2, 1, dtype=torch.long)), torch.full((4, 2), -math.log(4), dtype=F64))
     assert pi.entropy().shape == (4, 2)
 
 

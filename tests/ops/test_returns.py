@@ -201,7 +201,7 @@ def test_against_the_definition_on_random_patterns(turn_based: bool) -> None:
     for b in range(shape[1]):
         for n in range(shape[2]):
             lines = [x[:, b, n].tolist() for x in (r, v, w, terminated, cut, acts)]
-            torch.testing.assert_close(out[:, b, n].tolist(), brute(*lines, 0.9, 0.8), rtol=0, atol=1e-12)
+            torch.testing.assert_close(out[:, b, n].tolist(), brute(*lines, 0.9, 0.8), rtol=0, atol=1e-6)
             compared += 1
     assert compared == 36
 

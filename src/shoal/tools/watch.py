@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,16 @@ from shoal.training.run import Run, slug
 
 Color = tuple[int, int, int]
 
-SIZE = 700  # pixels across
+SIZE, SIZE_MP4 = 560, 720  # pixels across
 FINE = 3  # circles and grid are drawn so many times larger, then averaged down
 MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
 WIDEN = 1.08  # the most the view widens from one shot to the next
 PACE, HOLD = 0.1, 1.0  # seconds a shot, and the last of an episode
-COLORS = 96  # in a GIF's palette
 PAPER, PLANE, GRID, AXIS, INK, PALE, BAR = (
     (244, 245, 248),
     (255, 255, 255),
-    (237, 239, 243),
-    (216, 220, 228),
+    (222, 226, 233),
+    (186, 192, 204),
     (38, 43, 56),
     (118, 126, 143),
     (96, 125, 255),
@@ -86,10 +86,10 @@ def paint(
     left, right = round(2.6 * unit), size - round(2.6 * unit)
     for i, (text, aside) in enumerate(header):
         y = _line(i, unit)
-        pen.text((left, y), text, INK if i == 0 else PALE, _font(2.5 * unit if i == 0 else 2.1 * unit, i == 0), "lm")
-        pen.text((right, y), aside, INK, _font(2.1 * unit), "rm")
+        pen.text((left, y), text, INK if i == 0 else PALE, _font(2.7 * unit if i == 0 else 2.4 * unit, i == 0), "lm")
+        pen.text((right, y), aside, INK, _font(2.4 * unit), "rm")
     for i, text in enumerate(sketch.lines):
-        pen.text((left, above + size + _line(i, unit)), text, INK, _font(2.1 * unit), "lm")
+        pen.text((left, above + size + _line(i, unit)), text, INK, _font(2.4 * unit), "lm")
     if above and done is not None:
         pen.rectangle((0, above - max(round(unit / 2), 1), round(size * min(done, 1.0)) - 1, above - 1), BAR)
     return image
@@ -100,68 +100,68 @@ def place(x: float, y: float, size: int, view: float) -> tuple[float, float]:
     return (x / view + 1) / 2 * size, (1 - y / view) / 2 * size
 
 
-def rgb(circle: Circle) -> Color:
-    r, g, b = (round(255 * min(max(x, 0.0), 1.0)) for x in circle.color)
-    return r, g, b
-
-
 def mix(a: Color, b: Color, share: float) -> Color:
     """`share` of `a`, the rest `b`."""
     r, g, b_ = (round(x * share + y * (1 - share)) for x, y in zip(a, b, strict=True))
     return r, g, b_
 
 
+def tones(circle: Circle) -> tuple[Color, Color]:
+    """What a circle is filled and rimmed with. Agents (they have labels) are full discs with a darker rim, landmarks
+    that can be bumped into softer discs without one, and what cannot be touched is a tinted ring."""
+    r, g, b = (round(255 * min(max(x, 0.0), 1.0)) for x in circle.color)
+    color = (r, g, b)
+    if circle.label:
+        return (color if circle.solid else mix(color, PLANE, 0.25)), mix(color, INK, 0.55)
+    return (mix(color, PLANE, 0.45),) * 2 if circle.solid else (mix(color, PLANE, 0.2), color)
+
+
 def _plane(sketch: Sketch, size: int, view: float) -> Image.Image:
-    """Grid, landmarks and agents. Agents (they have labels) are full discs with a rim, solid landmarks softer discs
-    without one, and what cannot be touched is a tinted ring."""
-    fine, hair = size * FINE, max(round(size * FINE / 700), 1)
-    image = _grid(fine, view, sketch.extent, hair).copy()
+    """Grid, landmarks and agents: drawn large and averaged down, so that edges are smooth."""
+    fine, hair = size * FINE, size * FINE / 700
+    image = _grid(size, view, sketch.extent).resize((fine, fine), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)
     for c in _finite(sketch):
         x, y = place(c.x, c.y, fine, view)
-        radius = max(c.radius / view / 2 * fine, 3.0 * hair)
-        box, color = (x - radius, y - radius, x + radius, y + radius), rgb(c)
-        if c.label:
-            rim = (x - radius - 1.5 * hair, y - radius - 1.5 * hair, x + radius + 1.5 * hair, y + radius + 1.5 * hair)
-            pen.ellipse(rim, PLANE)
-            pen.ellipse(box, color if c.solid else mix(color, PLANE, 0.25), mix(color, INK, 0.55), round(1.5 * hair))
-        elif c.solid:
-            pen.ellipse(box, mix(color, PLANE, 0.45))
-        else:
-            pen.ellipse(box, mix(color, PLANE, 0.22), color, 2 * hair)
+        radius, (fill, rim) = max(c.radius / view / 2 * fine, 3 * hair), tones(c)
+        if c.label:  # a pale edge, so that agents that overlap can be told apart
+            edge = radius + 1.5 * hair
+            pen.ellipse((x - edge, y - edge, x + edge, y + edge), PLANE)
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill, rim, round(2 * hair))
     return image.reduce(FINE)
 
 
 @cache
-def _grid(fine: int, view: float, extent: float, hair: int) -> Image.Image:
-    """Lines every half extent, doubled until they are not too many; the axes and the edge of the extent stand out."""
-    image = Image.new("RGB", (fine, fine), PLANE)
+def _grid(size: int, view: float, extent: float) -> Image.Image:
+    """A small cross every half extent, and corners round the extent itself; on whole pixels. Whole lines would move all
+    over the picture when the view widens, which a GIF pays for."""
+    image = Image.new("RGB", (size, size), PLANE)
     pen = ImageDraw.Draw(image)
-    every = extent / 2
+    every, arm = extent / 2, max(size // 200, 1)
     while view / every > 8:
         every *= 2
     n = int(view / every)
-    for i in range(-n, n + 1):
-        x, y = place(i * every, i * every, fine, view)
-        pen.line((x, 0, x, fine), GRID, hair)
-        pen.line((0, y, fine, y), GRID, hair)
-    for k in (-extent, extent):
-        (x, y), (far, high) = place(k, k, fine, view), place(-k, -k, fine, view)
-        pen.line((x, min(y, high), x, max(y, high)), AXIS, hair)
-        pen.line((min(x, far), y, max(x, far), y), AXIS, hair)
+    for i, j in product(range(-n, n + 1), repeat=2):
+        x, y = (round(v) for v in place(i * every, j * every, size, view))
+        pen.line((x - arm, y, x + arm, y), GRID)
+        pen.line((x, y - arm, x, y + arm), GRID)
+    for i, j in product((-1, 1), repeat=2):
+        x, y = (round(v) for v in place(i * extent, j * extent, size, view))
+        pen.line((x - 5 * arm * i, y, x, y), AXIS)
+        pen.line((x, y, x, y + 5 * arm * j), AXIS)
     return image
 
 
 def _labels(pen: ImageDraw.ImageDraw, sketch: Sketch, size: int, view: float, above: int) -> None:
     """Agents' names: on the agent where there is room, else beneath it with a pale edge, so that they can be read."""
-    font = _font(1.75 * size / 100)
+    font = _font(2.1 * size / 100)
     for c in _finite(sketch):
         if not c.label:
             continue
         x, y = place(c.x, c.y, size, view)
         radius, wide = c.radius / view / 2 * size, font.getlength(c.label)
         if wide < 1.75 * radius and c.solid:
-            dark = sum(w * v for w, v in zip((0.299, 0.587, 0.114), rgb(c), strict=True)) < 150
+            dark = sum(w * v for w, v in zip((0.299, 0.587, 0.114), tones(c)[0], strict=True)) < 150
             pen.text((x, y + above), c.label, (255, 255, 255) if dark else INK, font, "mm")
         else:
             x = min(max(x, wide / 2 + 4), size - wide / 2 - 4)
@@ -175,12 +175,12 @@ def _finite(sketch: Sketch) -> Iterator[Circle]:
 
 def _line(i: int, unit: float) -> float:
     """The middle of a header's or footer's line."""
-    return 3.2 * unit + i * 3.4 * unit
+    return 3.4 * unit + i * 3.8 * unit
 
 
 def _strip(lines: int, unit: float) -> int:
     """How high a header or footer is: even, as video wants it."""
-    return 2 * round((_line(lines - 1, unit) + 3.2 * unit) / 2) if lines else 0
+    return 2 * round((_line(lines - 1, unit) + 3.4 * unit) / 2) if lines else 0
 
 
 @cache
@@ -269,7 +269,7 @@ def _returns(totals: list[float], spec: EnvSpec) -> str:
 
 def write_gif(shots: Sequence[Shot], path: Path, size: int = SIZE) -> None:
     """Every shot, in one palette for all, so that colours do not flicker."""
-    palette = _palette(shots, size)
+    palette = _palette(shots)
     frames = (shot.paint(size).quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots)
     first = next(frames)
     lasting = [round(1000 * s.seconds) for s in shots]
@@ -281,7 +281,7 @@ def write_gif(shots: Sequence[Shot], path: Path, size: int = SIZE) -> None:
     )
 
 
-def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE) -> None:
+def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
     """Every shot, those that are held as often as it takes."""
     try:
         import imageio.v2 as imageio
@@ -300,15 +300,15 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE) -> None:
     _aside(path, save)
 
 
-def _palette(shots: Sequence[Shot], size: int) -> Image.Image:
-    """The colours of a few shots, from the whole length of the film."""
-    some = [s.paint(size) for s in shots[:: max(len(shots) // 8, 1)]]
-    sheet = Image.new("RGB", (size, sum(s.height for s in some)))
-    y = 0
-    for s in some:
-        sheet.paste(s, (0, y))
-        y += s.height
-    return sheet.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+def _palette(shots: Sequence[Shot]) -> Image.Image:
+    """The flat colours of the film as they are, and for smooth edges what lies between them and the ground."""
+    flat = list(dict.fromkeys(t for s in shots for c in s.sketch.circles for t in tones(c)))
+    between = [mix(c, PLANE, share) for c in (*flat, INK) for share in (1 / 3, 2 / 3)]
+    text = [mix(INK, PAPER, k / 5) for k in range(1, 5)] + [mix(PALE, PAPER, k / 3) for k in range(1, 3)]
+    colors = [PAPER, PLANE, GRID, AXIS, INK, PALE, BAR, *text, *flat, *between][:255]  # one is left, for "as before"
+    image = Image.new("P", (1, 1))
+    image.putpalette([x for color in colors for x in color])
+    return image
 
 
 def _aside(path: Path, save: Callable[[Path], Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import UserError
+from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players, play, returns_of
 from shoal.training.seeds import generator
 
@@ -57,6 +57,12 @@ class Episodes:
             out.update(returns_of(g, x))
             out[f"return_std/{g}"] = x.mean(-1).std(correction=0)
         return {**out, **{k: x.mean() for k, x in self.stats.items()}}
+
+
+def metric_names(spec: EnvSpec) -> list[str]:
+    """The names of an evaluation's metrics."""
+    blank = {g.name: torch.zeros(1, g.n) for g in spec.groups}
+    return list(Episodes(blank, torch.zeros(1), {s: torch.zeros(1) for s in spec.stats}).metrics())
 
 
 def rows_for(episodes: int) -> tuple[int, int]:

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from shoal.flags import parse_span
+from shoal.ids import near
 from shoal.log import report
 from shoal.log.console import Progressor, clock, short
 from shoal.log.logger import Logger, cut
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
-from shoal.training.evaluate import Episodes, evaluate, rows_for
+from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
 from shoal.training.players import load_weights, make_players, restore_players, rollout_steps
 from shoal.training.run import Run
 from shoal.training.seeds import generator
@@ -62,6 +63,9 @@ class Loop:
         self.players = make_players(resolved.settings, self.env.spec, self.config.seed, device)
         self.learners = [a for a in self.players.algorithms if a.learns]
         self.rollout = rollout_steps(self.players.algorithms)
+        names = metric_names(self.env.spec)
+        if self.score_name not in names:
+            raise UserError(f"--save.best is {self.score_name!r}{near(self.score_name, names)}: it takes {', '.join(names)}.")
         self.collector = Collector(self.env, self.players, generator(self.config.seed, "collect", device=device))
         self.update_noise = generator(self.config.seed, "update", device=device)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
@@ -174,8 +178,6 @@ class Loop:
         scores = "  ".join(f"{g.name} {numbers[f'return/{g.name}']:.2f}" for g in self.env.spec.groups)
         rate = short(self.step / self.seconds) if self.seconds and self.step else "-"
         self.console.line(f"step {self.step:>10,}  {clock(self.seconds)}  {rate:>6} steps/s  evaluation: {scores}")
-        if self.score_name not in numbers:
-            raise UserError(f"there is no metric {self.score_name!r} in an evaluation; it has {', '.join(numbers)}.")
         score = numbers[self.score_name]
         if score is not None and score > self.best:
             self.best = score

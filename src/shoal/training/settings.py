@@ -140,7 +140,8 @@ def seats(settings: Settings, spec: EnvSpec) -> dict[str, str]:
     names = {g.name for g in spec.groups}
     for key in settings.team:
         if key not in names and key not in spec.teams:
-            raise UserError(f"there is no group or team {key!r} here{near(key, names | set(spec.teams))}.")
+            have = list(dict.fromkeys([g.name for g in spec.groups] + list(spec.teams)))
+            raise UserError(f"there is no group or team {key!r} here{near(key, have)}: it has {', '.join(have)}.")
     by_team = {g.name: settings.team[g.team] for g in spec.groups if g.team in settings.team}
     by_group = {g: who for g, who in settings.team.items() if g in names}
     return {g.name: {**by_team, **by_group}.get(g.name, settings.algo) for g in spec.groups}

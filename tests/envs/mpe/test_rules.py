@@ -183,6 +183,10 @@ def test_who_takes_what_when_all_can() -> None:
     out = world.step(still, torch.full((1, world.noise), 0.5))
     assert world.state["held"].tolist() == [[2, 1, -1]]
     assert out.stats["collisions"].tolist() == [3]
+    # in the same place or not, nobody sees itself: what the five others of each hold, added up
+    obs = out.next["collector"].obs
+    assert isinstance(obs, torch.Tensor)
+    assert obs[0, :, 7:57].unflatten(1, (5, 10))[..., 7:].sum(1).tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 1]]
 
 
 @pytest.mark.parametrize("name", sorted(set(AGENTS) - set(NEW)))

@@ -1,0 +1,294 @@
+"""The command line: what people type, right and wrong. A mistake is one sentence, exit status 2, and nothing written."""
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from shoal.cli import main
+from shoal.training.run import Run
+
+TINY = [
+    "--steps",
+    "400",
+    "--envs",
+    "4",
+    "--algo.rollout",
+    "10",
+    "--eval.episodes",
+    "2",
+    "--log.tensorboard",
+    "false",
+    "--quiet",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "spread"
+    assert main(["train", "mappo", "simple_spread", *TINY, "--out", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def tag(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "tag"
+    assert main(["train", "ippo", "simple_tag", *TINY, "--out", str(path)]) == 0
+    return path
+
+
+def files(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def refused(capsys, *argv):
+    """The one sentence on stderr."""
+    assert main([str(a) for a in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shoal: ")
+    assert err.count("\n") == 1
+    assert err.rstrip().endswith(".")
+    return err
+
+
+WRONG = [
+    ("mapo simple_spread", ["'mapo'", "'mappo'"]),
+    ("mappo simple_spred", ["'simple_spred'", "'simple_spread'"]),
+    ("mappo", ["an algorithm and an environment"]),
+    ("mappo simple_spread --stpes 5", ["--stpes", "'steps'"]),
+    ("mappo simple_spread --algo.gama 0.9", ["--algo.gama", "'algo.gamma'"]),
+    ("mappo simple_spread --steps 0", ["--steps is 0"]),
+    ("mappo simple_spread --steps -5", ["--steps is -5"]),
+    ("mappo simple_spread --steps many", ["--steps is 'many'", "whole number"]),
+    ("mappo simple_spread --steps nan", ["whole number"]),
+    ("mappo simple_spread --steps 1e400", ["whole number"]),
+    ("mappo simple_spread --envs 0", ["--envs is 0"]),
+    ("mappo simple_spread --envs 1.5", ["whole number"]),
+    ("mappo simple_spread --algo.lr fast", ["--algo.lr is 'fast'"]),
+    ("mappo simple_spread --algo.lr nan", ["--algo.lr is nan"]),
+    ("mappo simple_spread --algo.gamma 1.5", ["--algo.gamma is 1.5"]),
+    ("mappo simple_spread --env.actions discreet", ["'discreet'", "'discrete'"]),
+    ("mappo simple_spread --env.n 0", ["--env.n is 0"]),
+    ("mappo simple_line --env.rules openai", ["no simple_line"]),
+    ("mappo simple_spread --net.hidden 64,0", ["--net.hidden"]),
+    ("mappo simple_spread --algo.agnts.lr 1e-3", ["'agnts'", "'agents'"]),
+    ("mappo simple_spread --algo.agents.lrr 1e-3", ["'lrr'", "'lr'"]),
+    ("mappo simple_spread --team.agnts random", ["'agnts'", "'agents'"]),
+    ("mappo simple_spread --team.agents nobody", ["'nobody'", "neither an algorithm nor a run"]),
+    ("mappo simple_spread --time soon", ["--time is 'soon'"]),
+    ("mappo simple_spread --save.best return/agent", ["'return/agent'", "'return/agents'"]),
+    ("mappo simple_spread --eval.episodes 0", ["--eval.episodes is 0"]),
+    ("mappo simple_spread --reward shared", ["'shared'", "team-mean"]),
+    ("mappo simple_spread --device cuda", ["no CUDA device"]),
+    ("mappo simple_spread --device tpu", ["'tpu'"]),
+    ("mappo simple_spread --config nowhere.json", ["nowhere.json"]),
+    ("mappo simple_spread --init nowhere", ["'nowhere' is no run"]),
+    ("./nowhere.py simple_spread", ["./nowhere.py"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG, ids=[w[0] for w in WRONG])
+def test_a_mistake_is_one_sentence_and_no_folder(capsys, tmp_path, monkeypatch, line, words):
+    if "cuda" in line and torch.cuda.is_available():
+        line = line.replace("cuda", "cuda:99")
+        words = ["cuda:99"]
+    monkeypatch.chdir(tmp_path)
+    err = refused(capsys, "train", *line.split())
+    for word in words:
+        assert word in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbs_refuse_what_they_cannot_take(capsys, run):
+    for argv, word in [
+        (["trian"], "'train'"),
+        (["eval"], "takes a run's folder"),
+        (["eval", "nowhere"], "is no run"),
+        (["eval", run, "--episodes", "0"], "--episodes is 0"),
+        (["eval", run, "--epsodes", "5"], "'episodes'"),
+        (["eval", run, "--checkpoint", "77"], "has no checkpoint '77'"),
+        (["eval", run, "--team.agents", "mappo"], "has learnt nothing"),
+        (["watch", "nowhere"], "is no run"),
+        (["plot"], "takes one run's folder or more"),
+        (["plot", "nowhere"], "is no run"),
+        (["resume", "nowhere"], "is no run"),
+        (["bench", "speed"], "env or train"),
+        (["bench", "env", "nowhere"], "no environment 'nowhere'"),
+    ]:
+        assert word in refused(capsys, *argv)
+
+
+def test_an_existing_run_is_left_alone(capsys, run):
+    before = files(run)
+    assert "shoal resume" in refused(capsys, "train", "mappo", "simple_spread", *TINY, "--out", run)
+    assert files(run) == before
+
+
+def test_a_folder_that_cannot_be_made(capsys, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    err = refused(capsys, "train", "mappo", "simple_spread", *TINY, "--out", tmp_path / "file" / "run")
+    assert "cannot be made" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def copy(run, tmp_path):
+    import shutil
+
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_a_truncated_checkpoint(capsys, run, tmp_path):
+    broken = copy(run, tmp_path)
+    for path in (broken / "checkpoints").glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:1000])
+    before = files(broken)
+    for verb in ("resume", "eval", "watch"):
+        assert "damaged" in refused(capsys, verb, broken)
+    assert {p: x for p, x in files(broken).items() if p.name != ".lock"} == {
+        p: x for p, x in before.items() if p.name != ".lock"
+    }
+
+
+def test_a_checkpoint_of_another_environment(capsys, run, tag, tmp_path):
+    mixed = copy(run, tmp_path)
+    for name in ("last.pt", "best.pt"):
+        (mixed / "checkpoints" / name).write_bytes((tag / "checkpoints" / name).read_bytes())
+    before = files(mixed)
+    assert "ippo on simple_tag" in refused(capsys, "resume", mixed)
+    assert "has no group 'agents'" in refused(capsys, "eval", mixed)
+    assert "has no group 'agents'" in refused(capsys, "train", "mappo", "simple_spread", "--init", tag, "--out", tmp_path / "x")
+    assert files(mixed) == before
+    assert not (tmp_path / "x").exists()
+
+
+def test_init_names_what_does_not_fit(capsys, run, tmp_path):
+    err = refused(capsys, "train", "mappo", "simple_spread", "--init", run, "--net.hidden", "32,64", "--out", tmp_path / "x")
+    assert "actor.body" in err
+    assert "[3, 64] there and [3, 32] here" in err
+    assert not (tmp_path / "x").exists()
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("boom.txt", "w"))
+
+
+def test_a_pickle_with_code_in_it_is_not_run(capsys, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trap = copy(run, tmp_path)
+    torch.save({"shoal": Bomb()}, trap / "checkpoints" / "best.pt")
+    (trap / "checkpoints" / "last.pt").write_bytes(pickle.dumps({"shoal": Bomb()}))
+    assert "was not run" in refused(capsys, "eval", trap)
+    refused(capsys, "resume", trap)
+    assert not (tmp_path / "boom.txt").exists()
+
+
+PICKY = '''"""An algorithm that takes discrete actions alone."""
+from shoal.algos.random import Random
+
+
+class Picky(Random):
+    takes = ("discrete",)
+'''
+
+
+def test_an_algorithm_that_cannot_take_the_actions(capsys, tmp_path):
+    (tmp_path / "picky.py").write_text(PICKY)
+    words = ["train", tmp_path / "picky.py", "simple_spread", *[t for t in TINY if "rollout" not in t and t != "10"]]
+    err = refused(capsys, *words, "--env.actions", "continuous", "--out", tmp_path / "x")
+    assert "takes discrete actions" in err
+    assert "continuous" in err
+    assert not (tmp_path / "x").exists()
+    assert main([str(w) for w in words] + ["--out", str(tmp_path / "y")]) == 0
+    assert (tmp_path / "y" / "picky.py").read_text() == PICKY  # a user's file is copied into the run
+
+
+def test_unknown_keys_of_a_config_are_errors(capsys, run, tmp_path):
+    values = json.loads((run / "config.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps({**values, "algoo": 1}))
+    assert "'algoo'" in refused(capsys, "train", "--config", tmp_path / "a.json")
+    values["sections"]["algo"]["gama"] = 0.9
+    (tmp_path / "b.json").write_text(json.dumps(values))
+    assert "'gama'" in refused(capsys, "train", "--config", tmp_path / "b.json", "--out", tmp_path / "x")
+    (tmp_path / "c.json").write_text("{")
+    assert "is not JSON" in refused(capsys, "train", "--config", tmp_path / "c.json")
+
+
+def test_a_config_starts_the_same_run_again(run, tmp_path):
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(run), "--out", str(again)]) == 0
+    drop = lambda line: {k: v for k, v in line.items() if k != "time"}  # noqa: E731
+    assert [drop(x) for x in Run(again).metrics] == [drop(x) for x in Run(run).metrics]
+
+
+def test_eval_prints_one_json_value(capsys, run, tmp_path):
+    assert main(["eval", str(run), "--episodes", "10", "--json", "--csv", str(tmp_path / "e.csv")]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["episodes"] == 10
+    row = value["metrics"]["return/agents"]
+    lines = (tmp_path / "e.csv").read_text().splitlines()
+    assert len(lines) == 11
+    column = lines[0].split(",").index("return/agents")
+    scores = [float(line.split(",")[column]) for line in lines[1:]]
+    assert row["mean"] == pytest.approx(sum(scores) / 10)
+    assert row["interval"] == pytest.approx(1.96 * torch.tensor(scores).std().item() / 10**0.5, rel=1e-5)
+
+
+def test_eval_with_opponents(capsys, tag, tmp_path):
+    scores = {}
+    for who in (None, "random", tag):
+        team = [] if who is None else ["--team.adversary", str(who)]
+        assert main(["eval", str(tag), "--episodes", "20", "--json", *team]) == 0
+        scores[who] = json.loads(capsys.readouterr().out)["metrics"]["return/agent"]["mean"]
+    assert scores[None] == scores[tag]
+    assert scores[None] != scores["random"]
+
+
+def test_training_against_who_does_not_learn(tag, tmp_path):
+    out = tmp_path / "x"
+    assert main(["train", "ippo", "simple_tag", *TINY, "--team.adversary", str(tag), "--out", str(out)]) == 0
+    learnt = Run(out).load("last")["algorithms"]
+    theirs = Run(tag).load("best")["algorithms"]["adversary"]
+    assert all(torch.equal(learnt["adversary"][k], x) for k, x in theirs.items())
+    assert "agent/policy_loss" in Run(out).metrics[-2]
+    assert "adversary/policy_loss" not in Run(out).metrics[-2]
+
+
+def test_lists(capsys, run):
+    for verb, name in (("envs", "simple_spread"), ("algos", "mappo")):
+        assert main([verb, "--json"]) == 0
+        assert name in [e["id"] for e in json.loads(capsys.readouterr().out)]
+        assert main([verb]) == 0
+        assert name in capsys.readouterr().out
+    assert main(["runs", str(run.parent), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["algo"], row["env"], row["step"]) == ("mappo", "simple_spread", 400)
+    assert row["best"] == max(e["return/agents"] for e in Run(run).evaluations())
+
+
+def test_help_lists_every_field(capsys):
+    from shoal.algos.ppo import PPO
+    from shoal.flags import flags_of
+
+    assert main(["train", "mappo", "simple_spread", "--help"]) == 0
+    out = capsys.readouterr().out
+    for name, flag in flags_of(PPO.Config, "algo.").items():
+        (line,) = [x for x in out.splitlines() if x.strip().startswith(f"--{name} ")]
+        assert flag.help
+        assert flag.help in line
+    assert "world)" in next(x for x in out.splitlines() if x.strip().startswith("--algo.critic "))  # mappo's own default
+
+
+def test_help_is_quick_and_loads_no_torch():
+    code = (
+        "import sys; from shoal.cli import main; main(['--help']); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    began = time.perf_counter()
+    assert subprocess.run([sys.executable, "-m", "shoal.cli", "--help"], capture_output=True).returncode == 0
+    assert time.perf_counter() - began < 3  # generous: busy machines; 0.06 s was seen

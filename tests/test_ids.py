@@ -1,0 +1,178 @@
+"""From an id to a class, and what is said when there is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal import ids
+from shoal.ids import catalog, find, near
+from shoal.spec import UserError
+
+ENV = '''"""A world of my own.
+
+More of it.
+"""
+from shoal.envs.probe.probe_constant import ProbeConstant
+
+
+class Helper:
+    pass
+
+
+class Mine(ProbeConstant):
+    {body}
+'''
+
+
+def write(path: Path, body: str = "pass") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(ENV.format(body=body))
+    return path
+
+
+def rooted(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    monkeypatch.setattr(ids, "ROOT", root)
+    monkeypatch.setattr(ids, "catalog", catalog.__wrapped__)
+
+
+def test_every_file_is_an_id() -> None:
+    envs, algos = catalog("envs"), catalog("algos")
+    assert {"simple_spread", "probe_copy", "probe_deaths"} <= set(envs)
+    assert {"ppo", "random"} <= set(algos)
+    assert not {"base", "__init__", "world"} & (set(envs) | set(algos))
+    assert (envs["simple_spread"].family, envs["simple_spread"].cls) == ("mpe", "SimpleSpread")
+    assert envs["simple_spread"].module == "shoal.envs.mpe.simple_spread"
+    assert envs["probe_copy"].summary.startswith("Each agent sees a symbol")
+    assert all(e.summary for e in (*envs.values(), *algos.values()))
+
+
+@pytest.mark.parametrize("kind", ["envs", "algos"])
+def test_every_entry_loads_what_it_says(kind: str) -> None:
+    from shoal.algos.base import Algorithm
+    from shoal.envs.base import Environment
+
+    for entry in catalog(kind).values():
+        cls = entry.load()
+        assert issubclass(cls, Environment if kind == "envs" else Algorithm), entry.id
+        assert cls.__name__ == entry.cls
+        assert not getattr(cls, "__abstractmethods__", None), entry.id
+
+
+def test_further_names_are_settings() -> None:
+    own, team = find("algos", "ippo"), find("algos", "mappo")
+    assert (own.id, own.cls, own.settings) == ("ippo", "PPO", {"critic": "own"})
+    assert (team.id, team.cls, team.settings) == ("mappo", "PPO", {"critic": "world"})
+    assert find("algos", "ppo").settings == {}
+    assert own.load() is team.load()
+
+
+def test_did_you_mean() -> None:
+    for kind, noun, wrong, right in (
+        ("envs", "environment", "simple_spraed", "simple_spread"),
+        ("algos", "algorithm", "mapo", "mappo"),
+    ):
+        with pytest.raises(UserError) as e:
+            find(kind, wrong)
+        text = str(e.value)
+        assert text.startswith(f"there is no {noun} {wrong!r}")
+        assert f"did you mean {right!r}" in text
+        assert text.endswith(f"`shoal {kind}` lists them.")
+    with pytest.raises(UserError) as e:
+        find("algos", "zzzzzz")
+    assert str(e.value) == "there is no algorithm 'zzzzzz'; `shoal algos` lists them."
+
+
+def test_near() -> None:
+    assert "did you mean 'gamma'" in near("gama", ["gamma", "lam"])
+    assert "lam" not in near("gama", ["gamma", "lam"])
+    assert near("xyz", ["gamma"]) == ""
+
+
+def test_a_file_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "mine.py", 'names = {"mine_two": {"n": 2}}')
+    entry = find("envs", str(path))
+    assert (entry.id, entry.cls, entry.path, entry.summary) == ("mine", "Mine", path, "A world of my own.")
+    assert entry.module.startswith("shoal_user_mine_")
+    cls = entry.load()
+    assert cls is sys.modules[entry.module].Mine
+    assert find("envs", str(path)).load() is cls  # the same class when asked again
+    assert cls(rows=2).rows == 2
+    monkeypatch.chdir(tmp_path)
+    assert find("envs", "./mine.py") == entry
+    twin = find("envs", str(write(tmp_path / "other" / "mine.py")))
+    assert twin.module != entry.module  # the same name elsewhere is another module
+    assert twin.load() is not cls
+
+
+def test_a_file_that_is_not_there_or_defines_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^there is no file './nowhere.py'\.$"):
+        find("envs", "./nowhere.py")
+    empty = tmp_path / "empty.py"
+    empty.write_text("class Alone:\n    pass\n")
+    with pytest.raises(UserError, match="defines no environment: it needs one class that derives"):
+        find("envs", str(empty))
+    broken = tmp_path / "broken.py"
+    broken.write_text("def (:\n")
+    with pytest.raises(UserError, match=r"broken.py is not Python that can be read: .*\.$"):
+        find("algos", str(broken))
+
+
+def test_a_base_class_by_attribute(tmp_path: Path) -> None:
+    """`class Mine(base.Algorithm)` derives from Shoal's base class as well as `class Mine(Algorithm)` does."""
+    path = tmp_path / "dotted.py"
+    path.write_text("from shoal.envs.probe import probe_constant\n\n\nclass Mine(probe_constant.ProbeConstant):\n    pass\n")
+    assert find("envs", str(path)).cls == "Mine"
+
+
+def test_nets_and_errors_beside_the_class_are_not_it(tmp_path: Path) -> None:
+    path = tmp_path / "beside.py"
+    path.write_text(
+        "from torch import nn\nfrom shoal.envs.probe.probe_constant import ProbeConstant\n\n\n"
+        "class Mine(ProbeConstant):\n    pass\n\n\nclass Net(nn.Module):\n    pass\n\n\nclass _Own(ProbeConstant):\n    pass\n"
+    )
+    assert find("envs", str(path)).cls == "Mine"
+
+
+def test_two_claims_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = write(tmp_path / "envs" / "a" / "same.py"), write(tmp_path / "envs" / "b" / "same.py")
+    rooted(monkeypatch, tmp_path)
+    with pytest.raises(UserError) as e:
+        find("envs", "same")
+    assert str(e.value) == f"two files claim the id 'same': {one} and {two}."
+
+
+def test_a_further_name_may_not_claim_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "algos" / "a.py", 'names = {"b": {}}')
+    write(tmp_path / "algos" / "b.py")
+    rooted(monkeypatch, tmp_path)
+    with pytest.raises(UserError, match="two files claim the id 'b'"):
+        find("algos", "b")
+
+
+def test_bases_are_no_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "envs" / "base.py")
+    write(tmp_path / "envs" / "fam" / "one.py")
+    world = tmp_path / "envs" / "fam" / "world.py"
+    world.write_text("from abc import ABC\n\n\nclass World(Base, ABC):\n    pass\n")
+    rooted(monkeypatch, tmp_path)
+    assert set(catalog.__wrapped__("envs")) == {"one"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import shoal; dir(shoal); shoal.__version__",
+        "from shoal.ids import catalog, find; catalog('envs'), catalog('algos'), find('algos', 'mappo')",
+        "import shoal.flags, shoal.spec",
+        "import shoal; shoal.UserError",
+    ],
+)
+def test_no_torch_is_loaded(code: str) -> None:
+    tail = "import sys, json; print(json.dumps([m for m in ('torch', 'numpy', 'rich', 'matplotlib') if m in sys.modules]))"
+    out = subprocess.run([sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout) == []
