@@ -62,7 +62,7 @@ class PPO(Algorithm):
         critic: Scope = "own"  # what the critic sees: own observation, the team's or the world's
         normalise_advantage: bool = True  # mean 0, deviation 1 over the active agents of a rollout
         normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
-        normalise_obs: bool = False  # observations of mean 0 and deviation 1, by running statistics
+        normalise_obs: bool = True  # observations of mean 0 and deviation 1, by running statistics
         squash: bool = False  # continuous actions: tanh into the bounds; else they are clipped
         log_std: float = 0.0  # continuous actions: log of the first standard deviation
 
@@ -196,10 +196,13 @@ class PPO(Algorithm):
         if self.uneven:
             cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2)
             acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
-        return gae(reward, value, self._values(self._seen(batch.next)), terminated, cut, c.gamma, c.lam, acts)
+        return gae(reward, value, self.values(batch.next), terminated, cut, c.gamma, c.lam, acts)
+
+    def values(self, frame: Frame) -> Tensor:
+        """V of a batch's frames in the reward's own units: [T, B, N]."""
+        return self._values(self._seen(frame))
 
     def _values(self, seen: Tensor) -> Tensor:
-        """V in the reward's own units: [T, B, N]."""
         slabs = seen.split(max(1, SLAB // seen.shape[1]))
         value = torch.cat([self.critic(x) for x in slabs])
         return value if self.value_norm is None else self.value_norm.denormalise(value)

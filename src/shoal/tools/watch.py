@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from shoal.training.run import Run, slug
 
 Color = tuple[int, int, int]
 
-SIZE, SIZE_MP4 = 560, 720  # pixels across
+SIZE, SIZE_MP4 = 520, 720  # pixels across
 FINE = 3  # circles and grid are drawn so many times larger, then averaged down
 MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
 WIDEN = 1.08  # the most the view widens from one shot to the next
@@ -85,11 +86,11 @@ def paint(
     _labels(pen, sketch, size, view, above)
     left, right = round(2.6 * unit), size - round(2.6 * unit)
     for i, (text, aside) in enumerate(header):
-        y = _line(i, unit)
-        pen.text((left, y), text, INK if i == 0 else PALE, _font(2.7 * unit if i == 0 else 2.4 * unit, i == 0), "lm")
-        pen.text((right, y), aside, INK, _font(2.4 * unit), "rm")
+        y, font = _line(i, unit), _font(2.7 * unit if i == 0 else 2.4 * unit, i == 0)
+        pen.text((left, y), text, INK if i == 0 else PALE, font, "lm")
+        pen.text((right, y), aside, INK, _fitting(aside, right - left - font.getlength(text + "  "), 2.4 * unit), "rm")
     for i, text in enumerate(sketch.lines):
-        pen.text((left, above + size + _line(i, unit)), text, INK, _font(2.4 * unit), "lm")
+        pen.text((left, above + size + _line(i, unit)), text, INK, _fitting(text, right - left, 2.4 * unit), "lm")
     if above and done is not None:
         pen.rectangle((0, above - max(round(unit / 2), 1), round(size * min(done, 1.0)) - 1, above - 1), BAR)
     return image
@@ -131,7 +132,7 @@ def _plane(sketch: Sketch, size: int, view: float) -> Image.Image:
     return image.reduce(FINE)
 
 
-@cache
+@lru_cache(4)
 def _grid(size: int, view: float, extent: float) -> Image.Image:
     """A small cross every half extent, and corners round the extent itself; on whole pixels. Whole lines would move all
     over the picture when the view widens, which a GIF pays for."""
@@ -191,6 +192,12 @@ def _font(height: float, bold: bool = False) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, round(height))
 
 
+def _fitting(text: str, width: float, height: float) -> ImageFont.FreeTypeFont:
+    """The font of this height, or smaller where the text would be too wide."""
+    wide = _font(height).getlength(text)
+    return _font(height if wide <= width else max(math.floor(height * width / wide), 6))
+
+
 # --- what is in view -------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +239,12 @@ def film(env: Environment, players: Players, seed: int, title: str = "") -> tupl
     return shots, episodes
 
 
+def require_drawing(env: Environment, title: str = "") -> None:
+    """Refuse a world that cannot be watched, before anything is started for it. It is reset."""
+    env.reset(torch.full((env.rows, env.noise), 0.5, device=env.device))
+    _sketch(env, 0, title)
+
+
 def _sketch(env: Environment, row: int, title: str) -> Sketch:
     sketch = env.draw(row)
     if sketch is None:
@@ -246,11 +259,10 @@ def _episode(
     final = [x for r in episodes.returns.values() for x in r[row].tolist()]
     views = widths([span(sketch) for sketch, _ in taken])
     for t, ((sketch, so_far), view) in enumerate(zip(taken, views, strict=True)):
-        returns = f"return {_returns(final, spec)}" if t == last else f"return so far {_returns(so_far, spec)}"
-        step = f"step {t}" + (f" of {spec.horizon}" if spec.horizon else "")
-        header = ((title, f"episode {row + 1} of {count}"), (step, returns))
+        when = f"episode {row + 1} of {count}   step {t}" + (f" of {spec.horizon}" if spec.horizon else "")
+        returns = ("return", _returns(final, spec)) if t == last else ("return so far", _returns(so_far, spec))
         done = None if spec.horizon is None else (t + 1) / spec.horizon
-        yield Shot(sketch, header, view, done, HOLD if t == last else PACE)
+        yield Shot(sketch, ((title, when), returns), view, done, HOLD if t == last else PACE)
 
 
 def _returns(totals: list[float], spec: EnvSpec) -> str:
@@ -258,7 +270,7 @@ def _returns(totals: list[float], spec: EnvSpec) -> str:
     parts, at = [], 0
     for g in spec.groups:
         mean = sum(totals[at : at + g.n]) / g.n
-        text = f"{mean:.2f}".replace("-", "−")
+        text = f"{mean:.2f}".replace("-", "\N{MINUS SIGN}")
         parts.append(text if len(spec.groups) == 1 else f"{g.name} {text}")
         at += g.n
     return "   ".join(parts)
@@ -291,7 +303,8 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
     import numpy as np
 
     def save(p: Path) -> None:
-        with imageio.get_writer(p, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2) as writer:  # type: ignore[arg-type]
+        writer: Any = imageio.get_writer(p, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2)
+        with writer:
             for shot in shots:
                 picture = np.asarray(shot.paint(size))
                 for _ in range(round(shot.seconds / PACE)):
@@ -321,7 +334,8 @@ def _aside(path: Path, save: Callable[[Path], Any]) -> None:
     except OSError as e:
         raise UserError(f"{path} cannot be written: {e.strerror or e}.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 # --- from a run ------------------------------------------------------------------------------------------------------

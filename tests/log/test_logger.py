@@ -1,0 +1,222 @@
+"""The logger: numbers once, in files that can be read, cut back and read again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.log.logger import LogConfig, Logger, cut, read_metrics, to_numbers, write_csv
+from shoal.spec import UserError
+
+torch.set_num_threads(1)
+QUIET = LogConfig(tensorboard=False)
+
+
+def logger(folder: Path, config: LogConfig = QUIET, **more: Any) -> Logger:
+    return Logger(folder, config, "a/run", {"algo": "ppo"}, **more)
+
+
+def scalar(x: float) -> torch.Tensor:
+    return torch.tensor(x)
+
+
+def test_to_numbers() -> None:
+    out = to_numbers(
+        {
+            "half": torch.tensor(0.5),
+            "vector": torch.tensor([1.0, math.nan, -math.inf]),
+            "nan": torch.tensor(math.nan),
+            "inf": torch.tensor(math.inf, dtype=torch.float64),
+            "count": torch.tensor(3),
+            "yes": torch.tensor(True),
+            "plain": 2.5,  # type: ignore[dict-item]
+            "empty": torch.zeros(0),
+            "learnt": torch.tensor(7.0, requires_grad=True),
+            "fine": torch.tensor(0.1, dtype=torch.float64),
+            "matrix": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        }
+    )
+    assert out == {
+        "half": 0.5,
+        "vector": [1.0, None, None],
+        "nan": None,
+        "inf": None,
+        "count": 3.0,
+        "yes": 1.0,
+        "plain": 2.5,
+        "empty": [],
+        "learnt": 7.0,
+        "fine": 0.1,
+        "matrix": [1.0, 2.0, 3.0, 4.0],
+    }
+    assert json.loads(json.dumps(out, allow_nan=False)) == out  # JSON that every reader takes
+    assert to_numbers({}) == {}
+
+
+def test_lines(tmp_path: Path) -> None:
+    log = logger(tmp_path)
+    back = log.write(10, 1.23456, "train", {"loss": scalar(0.5), "nan": scalar(math.nan)})
+    log.write(20, 2.0, "eval", {"return/a": scalar(3.0), "each": torch.tensor([1.0, 2.0])})
+    assert back == {"loss": 0.5, "nan": None}
+    text = (tmp_path / "metrics.jsonl").read_text()  # it is there before closing: a crash costs nothing
+    assert text.splitlines() == [
+        '{"step": 10, "time": 1.235, "kind": "train", "loss": 0.5, "nan": null}',
+        '{"step": 20, "time": 2.0, "kind": "eval", "return/a": 3.0, "each": [1.0, 2.0]}',
+    ]
+    log.say("for people")
+    assert (tmp_path / "train.log").read_text() == "for people\n"
+    log.close()
+    assert [x["step"] for x in read_metrics(tmp_path)] == [10, 20]
+
+
+def test_cut_back_to_a_mark(tmp_path: Path) -> None:
+    """What a resumed run writes follows the mark, as if what came after it had never been; also where text is not ASCII."""
+    log = logger(tmp_path)
+    log.say("Größe ½")
+    log.write(10, 1.0, "train", {"x": scalar(1.0)})
+    mark = log.mark()
+    kept = {n: (tmp_path / n).read_bytes() for n in ("metrics.jsonl", "train.log")}
+    assert mark == {n: len(b) for n, b in kept.items()}
+    log.write(20, 2.0, "train", {"x": scalar(2.0)})
+    log.say("gone")
+    log.close()
+    cut(tmp_path, mark)
+    assert {n: (tmp_path / n).read_bytes() for n in kept} == kept
+    again = logger(tmp_path, resumed_at=10)
+    assert again.mark() == mark  # a log that is opened again knows how long it is
+    again.write(20, 2.5, "train", {"x": scalar(3.0)})
+    again.close()
+    assert [(x["step"], x["x"]) for x in read_metrics(tmp_path)] == [(10, 1.0), (20, 3.0)]
+
+
+def test_cut_does_not_lengthen_or_make_files(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    cut(tmp_path, {"metrics.jsonl": 100, "train.log": 5})
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+    assert not (tmp_path / "train.log").exists()
+
+
+def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "kind": "train"}\n{"step": 2, "kind": "train"}\n{"step": 3, "ki')
+    assert [x["step"] for x in read_metrics(tmp_path)] == [1, 2]
+    path.write_text("")
+    assert read_metrics(tmp_path) == []
+
+
+def test_csv_columns(tmp_path: Path) -> None:
+    log = logger(tmp_path)
+    log.write(1, 0.5, "eval", {"return/a": scalar(1.0)})
+    log.write(2, 1.0, "train", {"loss": scalar(0.25), "vector": torch.tensor([1.0, 2.0])})
+    log.write(3, 1.5, "train", {"loss": scalar(math.nan), "late": scalar(9.0)})
+    log.refresh()
+    with (tmp_path / "metrics.csv").open(newline="") as f:
+        rows = list(csv.reader(f))
+    assert rows == [
+        ["step", "time", "kind", "return/a", "loss", "late"],
+        ["1", "0.5", "eval", "1.0", "", ""],
+        ["2", "1.0", "train", "", "0.25", ""],
+        ["3", "1.5", "train", "", "", "9.0"],
+    ]
+    log.write(4, 2.0, "train", {"loss": scalar(8.0)})
+    log.close()  # and made anew at the end
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 5
+    assert not (tmp_path / "metrics.csv.part").exists()
+
+
+def test_no_csv_where_none_is_wanted(tmp_path: Path) -> None:
+    log = logger(tmp_path, LogConfig(tensorboard=False, csv=False))
+    log.write(1, 0.5, "eval", {})
+    log.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "train.log"]
+    write_csv(tmp_path)
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,time,kind", "1,0.5,eval"]
+
+
+def events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder))
+    reader.Reload()
+    return reader
+
+
+def test_tensorboard_events_can_be_read_back(tmp_path: Path) -> None:
+    log = logger(tmp_path, LogConfig())
+    log.write(10, 1.0, "train", {"loss": scalar(0.5), "nan": scalar(math.nan), "vector": torch.tensor([1.0, 2.0])})
+    log.write(20, 2.0, "train", {"loss": scalar(0.25)})
+    log.write(20, 2.0, "eval", {"return/a": scalar(-3.0)})
+    log.close()
+    reader = events(tmp_path / "tb")
+    assert sorted(reader.Tags()["scalars"]) == ["eval/return/a", "train/loss"]
+    assert [(e.step, e.value) for e in reader.Scalars("train/loss")] == [(10, 0.5), (20, 0.25)]
+    assert [(e.step, e.value) for e in reader.Scalars("eval/return/a")] == [(20, -3.0)]
+
+
+def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    log = logger(tmp_path, LogConfig())
+    for step in (10, 20, 30):
+        log.write(step, 1.0, "train", {"loss": scalar(float(step))})
+    log.close()
+    again = logger(tmp_path, LogConfig(), resumed_at=20)
+    again.write(30, 1.0, "train", {"loss": scalar(99.0)})
+    again.close()
+    assert [(e.step, e.value) for e in events(tmp_path / "tb").Scalars("train/loss")] == [(10, 10.0), (20, 20.0), (30, 99.0)]
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = LogConfig(tensorboard=False, wandb=True, wandb_mode="offline", wandb_group="g", wandb_tags=("one", "two"))
+    log = logger(tmp_path, config)
+    log.write(10, 1.0, "train", {"loss": scalar(0.5), "nan": scalar(math.nan), "vector": torch.tensor([1.0, 2.0])})
+    log.close()
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    content = run.read_bytes()
+    for word in (b"train/loss", b"a/run", b"one", b"two", b"ppo"):
+        assert word in content
+    assert b"train/nan" not in content
+
+
+def test_what_a_sink_gets(tmp_path: Path) -> None:
+    """Sinks see the numbers that metrics.jsonl holds, and are closed with it."""
+
+    class Spy:
+        lines: list[Any] = []
+        closed = 0
+
+        def write(self, step: int, kind: str, metrics: dict[str, Any]) -> None:
+            self.lines.append((step, kind, metrics))
+
+        def close(self) -> None:
+            self.closed += 1
+
+    log, spy = logger(tmp_path), Spy()
+    log.sinks.append(spy)
+    log.write(5, 0.0, "train", {"x": scalar(math.nan), "y": torch.tensor([1.0])})
+    log.close()
+    assert spy.lines == [(5, "train", {"x": None, "y": [1.0]})]
+    assert spy.closed == 1
+
+
+def test_config() -> None:
+    with pytest.raises(UserError, match=r"--log.every is 0: it is a number of steps, at least 1\."):
+        LogConfig(every=0)
+
+
+def test_wandb_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from shoal.log.wandb import require
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install 'shoal\[wandb\]'\.$"):
+        require()
