@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install train test test-slow format clean
+.PHONY: install readme train test test-slow format clean
 
 train: .venv/installed  ## three agents learn to cover three landmarks: two minutes on two cores
 	$(BIN)/shoal train mappo simple_spread --steps 1.5M --envs 256 --algo.lr 1e-3 --algo.gamma 0.95
@@ -19,6 +19,9 @@ test-slow: .venv/installed  ## learning tests that take longer than a few second
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+readme: .venv/installed  ## make the tables in the README anew
+	$(BIN)/python scripts/readme.py
 
 install: .venv/installed
 

@@ -86,6 +86,7 @@ WRONG = [
     ("mappo simple_spread --reward shared", ["'shared'", "team-mean"]),
     ("mappo simple_spread --device cuda", ["no CUDA device"]),
     ("mappo simple_spread --device tpu", ["'tpu'"]),
+    ("mappo probe_copy --render", ["probe_copy"]),
     ("mappo simple_spread --config nowhere.json", ["nowhere.json"]),
     ("mappo simple_spread --init nowhere", ["'nowhere' is no run"]),
     ("./nowhere.py simple_spread", ["./nowhere.py"]),

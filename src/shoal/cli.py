@@ -132,14 +132,17 @@ def train(words: list[str], flags: dict[str, str]) -> int:
     if flags.pop("help", None):
         print_flags(f"shoal train {words[0]} {words[1]} [flags]", all_flags(algo, env), TRAIN_NOTES)
         return 0
+    render = flags.pop("render", None)
+    settings = from_flags(words[0], words[1], flags, base)
     hook = None
-    if flags.pop("render", None):
-        from shoal.tools.watch import ClipHook
+    if render:
+        from shoal.tools.watch import ClipHook, require_drawing
+        from shoal.training.settings import resolve
 
+        require_drawing(resolve(settings).make_env(1), words[1])
         hook = ClipHook()
     from shoal.api import start
 
-    settings = from_flags(words[0], words[1], flags, base)
     return _train(lambda: start(settings, hook)[1])
 
 

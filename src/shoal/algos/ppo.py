@@ -150,7 +150,7 @@ class PPO(Algorithm):
             assert batch.noise is not None
             orders = batch.noise.reshape(c.epochs, moments).argsort(-1)
         steps = [
-            self._descend({k: x[index] for k, x in data.items()})
+            self._descend({k: x.index_select(0, index) for k, x in data.items()})
             for order in orders
             for index in order.tensor_split(min(c.minibatches, moments))
         ]

@@ -248,7 +248,9 @@ def require_drawing(env: Environment, title: str = "") -> None:
 def _sketch(env: Environment, row: int, title: str) -> Sketch:
     sketch = env.draw(row)
     if sketch is None:
-        raise UserError(f"{title or 'this world'} cannot be watched: it does not say what it looks like (`draw`).")
+        raise UserError(
+            f"{title.partition(' · ')[0] or 'this world'} cannot be watched: it does not say what it looks like (`draw`)."
+        )
     return sketch
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.algos.base import Optimiser
 from shoal.flags import parse_span
 from shoal.ids import near
 from shoal.log import report
@@ -154,9 +155,12 @@ class Loop:
         metrics = {**self.collector.tally.take(), **metrics}
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
-        if any(bool(m.broken) for a in self.learners for m in a.modules() if hasattr(m, "broken")):
+        self.check_finite()
+
+    def check_finite(self) -> None:
+        if any(bool(m.broken) for a in self.learners for m in a.modules() if isinstance(m, Optimiser)):
             raise DivergedError(
-                f"a loss was not finite before step {self.step}, and training stopped; the last good checkpoint is in "
+                f"a loss was not finite before step {self.step:,}, and training stopped; the last good checkpoint is in "
                 f"{self.folder.checkpoints}. Try a smaller learning rate."
             )
 
@@ -187,6 +191,7 @@ class Loop:
             self.stop(f"the score is {score:.4g}")
 
     def save(self, numbered: bool = False) -> None:
+        self.check_finite()
         state, folder = self.state_dict(), self.folder.checkpoints
         if numbered and self.resolved.save.keep:
             checkpoint.write(folder / f"step-{self.step:012d}.pt", state)

@@ -116,6 +116,9 @@ def load_weights(players: Players, source: str) -> None:
 
 def rollout_steps(algorithms: list[Algorithm]) -> int:
     """The loop owns one rollout of the whole world: those who learn from it must agree on its length."""
+    for a in algorithms:
+        if a.learns and not isinstance(a.feed, Rollout):
+            raise UserError(f"{type(a).__name__} learns from a replay of the past, which the loop does not keep yet.")
     lengths = {a.feed.steps for a in algorithms if a.learns and isinstance(a.feed, Rollout)}
     if len(lengths) > 1:
         raise UserError(

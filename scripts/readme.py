@@ -1,0 +1,48 @@
+"""Writes the README's tables of what works today, between their markers: `make readme`. A test sees that they are current."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from shoal import make
+from shoal.ids import catalog
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def environments() -> str:
+    rows = []
+    for entry in sorted(catalog("envs").values(), key=lambda e: (e.family, e.id)):
+        spec = make(entry.id).spec
+        teams = " against ".join(" and ".join(f"{g.n} {g.name}" for g in groups) for groups in spec.teams.values())
+        rows.append((f"`{entry.id}`", entry.family, teams, entry.summary))
+    return table(("environment", "family", "who plays", "what it is"), rows)
+
+
+def algorithms() -> str:
+    rows = []
+    for entry in catalog("algos").values():
+        cls = entry.load()
+        setting = ", ".join(f"`{k}` is `{v}`" for k, v in entry.settings.items()) or "defaults"
+        rows.append((f"`{entry.id}`", ", ".join(cls.takes), "any" if cls.pay == "any" else "common only", setting))
+    return table(("algorithm", "actions", "pay", "settings of the name"), rows)
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def current(text: str) -> str:
+    """The README with its tables made anew."""
+    for name, made in (("environments", environments()), ("algorithms", algorithms())):
+        begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
+        text = re.sub(f"{begin}.*?{end}", lambda _, m=made, b=begin, e=end: f"{b}\n{m}\n{e}", text, flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(current(README.read_text()))
+    sys.exit(0)
