@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.algos.base import Algorithm, Optimiser, Rollout, fits, flat, scope_input, scope_width, width_of
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Space, UserError, View
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Space, UserError, View, tree_map
 
 torch.set_num_threads(1)
 
@@ -351,7 +352,8 @@ def test_flat() -> None:
 
 def batch_of(next_frame: Frame, lead: tuple[int, int]) -> Batch:
     nothing: dict[str, Any] = {}
-    return Batch(next_frame, next_frame, nothing, nothing, torch.zeros(lead, dtype=torch.bool), nothing, nothing)
+    now = tree_map(torch.zeros_like, next_frame)  # what was seen before: not what target actions are asked for
+    return Batch(now, next_frame, nothing, nothing, torch.zeros(lead, dtype=torch.bool), nothing, nothing)
 
 
 def fake(spec: EnvSpec, groups: tuple[str, ...] = ("agents",), **attributes: Any) -> Fake:
@@ -398,7 +400,7 @@ def test_joined_parted_and_mask() -> None:
     mortal = fake(EnvSpec((group("a", 2, mortal=True), group("b", 1))), ("a", "b"))
     no, yes = torch.zeros(3, 1, 2, dtype=torch.bool), torch.ones(3, 1, 1, dtype=torch.bool)
     f = Frame({"a": View(no, ~no, no, no), "b": View(yes, yes, yes, yes)})
-    mask = mortal.mask(batch_of(f, (3, 1)))
+    mask = mortal.mask(replace(batch_of(f, (3, 1)), frame=f))
     assert mask is not None
     assert mask[0, 0].tolist() == [False, False, True]
     assert fake(EnvSpec((group(),), turns=True)).uneven

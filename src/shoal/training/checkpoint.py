@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ def read(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}.")
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch has words of its own for strange files; ours are below
+            state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} is no checkpoint of Shoal's: it holds more than tensors and numbers, and was not run."
