@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "make": "shoal.api",
     "train": "shoal.api",
+    "resume": "shoal.api",
     "evaluate": "shoal.api",
     "load": "shoal.api",
     "Policy": "shoal.api",
@@ -20,7 +21,7 @@ _PUBLIC = {
     "Run": "shoal.training.run",
     "UserError": "shoal.spec",
 }
-__all__ = ["Hook", "Policy", "Run", "UserError", "evaluate", "load", "make", "train"]
+__all__ = ["Hook", "Policy", "Run", "UserError", "evaluate", "load", "make", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import Hook, Loop
+from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players
 from shoal.training.run import Run
 from shoal.training.settings import Settings, choose_device, resolve
@@ -60,6 +61,13 @@ def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
     loop.folder = Run.create(resolved)
     loop.run()
     return loop.folder, loop
+
+
+def resume(run: str | Path | Run, steps: int | None = None, hook: Hook | None = None, quiet: bool | None = None) -> Run:
+    """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total."""
+    loop = resume_loop(run.path if isinstance(run, Run) else run, steps, hook, quiet)
+    loop.run()
+    return loop.folder
 
 
 def evaluate(

@@ -64,7 +64,7 @@ def prune(folder: Path, keep: int) -> None:
     if keep < 0:
         return
     numbered = sorted(folder.glob("step-*.pt"), key=lambda p: int(re.sub(r"\D", "", p.stem) or 0))
-    for path in numbered[: len(numbered) - keep]:
+    for path in numbered[: max(0, len(numbered) - keep)]:
         path.unlink()
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.algos.base import Optimiser
 from shoal.flags import parse_span
 from shoal.ids import near
-from shoal.log import report
+from shoal.log import report, wandb
 from shoal.log.console import Progressor, clock, short
 from shoal.log.logger import Logger, cut
 from shoal.spec import Batch, UserError
@@ -61,7 +61,9 @@ class Loop:
         self.env = resolved.make_env(self.config.envs)
         rows, self.eval_each = rows_for(resolved.eval.episodes)
         self.eval_env = resolved.make_env(rows)
-        self.players = make_players(resolved.settings, self.env.spec, self.config.seed, device)
+        common = self.env.spec.common or self.config.reward != "own"
+        spec = dataclasses.replace(self.env.spec, common=common)  # as the learners are paid
+        self.players = make_players(resolved.settings, spec, self.config.seed, device)
         self.learners = [a for a in self.players.algorithms if a.learns]
         self.rollout = rollout_steps(self.players.algorithms)
         names = metric_names(self.env.spec)
@@ -75,6 +77,9 @@ class Loop:
         self.last_train: dict[str, Any] = {}
         self.stopped: str | None = None
         self.signal: int | None = None
+        self.resumed_from: dict[str, int] | None = None  # how long the logs were at the checkpoint
+        if resolved.log.wandb:
+            wandb.require()
         if self.config.init:
             load_weights(self.players, self.config.init)
 
@@ -89,6 +94,8 @@ class Loop:
     def run(self) -> str | None:
         """Train to the end. Returns why it stopped early, or none."""
         lock = self.folder.lock()
+        if self.resumed_from is not None:
+            cut(self.folder.path, self.resumed_from)
         c, began = self.config, time.perf_counter() - self.seconds
         limit = parse_span(c.time, "--time")
         goal = min(c.steps, c.until or c.steps)
@@ -129,13 +136,12 @@ class Loop:
     def pay(self, batch: Batch) -> None:
         """What the learners are paid: their own reward or their team's, and the world's shaping. Returns stay raw."""
         for groups in self.env.spec.teams.values():
-            team = torch.cat([batch.pays[g.name].reward for g in groups], -1)  # [T, B, all agents of the team]
-            for g in groups:
-                reward = batch.pays[g.name].reward
-                if self.config.reward == "team-mean":
-                    reward = team.mean(-1, keepdim=True).expand_as(reward)
-                elif self.config.reward == "team-sum":
-                    reward = team.sum(-1, keepdim=True).expand_as(reward)
+            rewards = [batch.pays[g.name].reward for g in groups]
+            if self.config.reward != "own":
+                team = torch.cat(rewards, -1)  # [T, B, all agents of the team]
+                total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.config.reward == "team-mean" else 1)
+                rewards = [total.expand_as(r) for r in rewards]
+            for g, reward in zip(groups, rewards, strict=True):
                 shaping = batch.pays[g.name].shaping
                 batch.paid[g.name] = reward if shaping is None else reward + shaping
 
@@ -231,7 +237,7 @@ class Loop:
         self.collector.load_state_dict(state["collector"])
         self.update_noise.set_state(state["update_noise"].cpu())
         self.pending = {k: [x.to(self.env.device) for x in xs] for k, xs in state["pending"].items()}
-        cut(self.folder.path, state["logs"])
+        self.resumed_from = state["logs"]
 
     # --- inside ---
 
@@ -287,7 +293,7 @@ def resume(path: str | Path, steps: int | None = None, hook: Hook | None = None,
         )
     if steps is not None and steps <= state["step"]:
         raise UserError(f"--steps is {steps} and the run has done {state['step']} already: it sets a new total.")
-    changed: dict[str, Any] = {"until": None, "init": None}
+    changed: dict[str, Any] = {"until": None, "time": None, "init": None}  # what an earlier call asked for itself
     changed.update({} if steps is None else {"steps": steps})
     changed.update({} if quiet is None else {"quiet": quiet})
     config = dataclasses.replace(resolved.run, **changed)

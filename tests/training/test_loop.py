@@ -1,0 +1,190 @@
+"""The loop: what is due when, who is paid what, hooks, stopping, divergence, and one writer a run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import shoal
+from shoal.cli import main
+from shoal.spec import UserError
+from shoal.training.loop import DivergedError, Loop
+from shoal.training.settings import Settings, resolve
+
+SMALL = {"envs": 8, "quiet": True, "seed": 1}
+QUICK = {"algo": {"rollout": 10}, "eval": {"episodes": 4}, "log": {"tensorboard": False}}
+
+
+def loop_of(env, reward="own", **config):
+    return Loop(resolve(Settings("mappo", env, {**SMALL, "reward": reward}, {"env": config})))
+
+
+def test_pay_own_team_mean_and_sum():
+    for reward, expected in (("own", None), ("team-mean", "mean"), ("team-sum", "sum")):
+        loop = loop_of("simple_tag", reward)
+        batch = loop.collector.collect(25)
+        loop.pay(batch)
+        for g in ("adversary", "agent"):
+            raw = batch.pays[g].reward
+            want = raw if expected is None else getattr(raw, expected)(-1, keepdim=True).expand_as(raw)
+            assert torch.allclose(batch.paid[g], want)
+
+
+def test_teams_of_several_groups_are_paid_together():
+    loop = loop_of("simple_world_comm", "team-sum")
+    batch = loop.collector.collect(25)
+    loop.pay(batch)
+    total = batch.pays["leadadversary"].reward.sum(-1) + batch.pays["adversary"].reward.sum(-1)
+    assert torch.allclose(batch.paid["leadadversary"][..., 0], total)
+    assert torch.allclose(batch.paid["adversary"][..., 2], total)
+
+
+def test_shaping_is_paid_and_never_reported():
+    loop = loop_of("probe_teams", shaped=True)
+    batch = loop.collector.collect(16)
+    loop.pay(batch)
+    pay = batch.pays["pair"]
+    assert pay.shaping is not None
+    assert pay.shaping.abs().sum() > 0
+    assert torch.equal(batch.paid["pair"], pay.reward + pay.shaping)
+    reported = loop.collector.tally.take()["return/pair"]
+    assert float(reported) == pytest.approx(float(pay.reward.sum((0, 1)).mean() / batch.over.sum()))
+
+
+def test_hooks_add_metrics_and_stop(tmp_path):
+    class Stop(shoal.Hook):
+        seen = 0
+
+        def after_iteration(self, loop):
+            self.seen += 1
+            if self.seen == 3:
+                loop.stop("enough")
+            return {"mine/seen": float(self.seen)}
+
+        def on_evaluation(self, loop, episodes):
+            return {"mine/episodes": len(episodes.lengths)}
+
+    run = shoal.train("ippo", "simple", steps=8000, hook=Stop(), out=tmp_path / "r", **SMALL, **QUICK | {"log": {"every": 80}})
+    lines = [x for x in run.metrics if x["kind"] == "train"]
+    assert [x["step"] for x in lines] == [80, 160, 240]
+    assert [x["mine/seen"] for x in lines] == [1, 2, 3]
+    assert lines[0]["mine/episodes"] == 4
+    assert run.load("last")["step"] == 240
+    run = shoal.resume(run)
+    assert run.load("last")["step"] == 8000
+
+
+def test_stops_at_a_score_and_after_a_time(tmp_path):
+    run = shoal.train("ippo", "probe_constant", steps=80_000, stop_score=0.9, out=tmp_path / "a", **SMALL, **QUICK)
+    assert run.load("last")["step"] == 0  # 1 is reached before anything is learnt
+    run = shoal.train("ippo", "probe_copy", steps=10**9, time="1s", out=tmp_path / "b", **SMALL, **QUICK)
+    state = run.load("last")
+    assert 1 <= state["seconds"] < 10
+    assert 0 < state["step"] < 10**9
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    quick = ["--steps", "20000", "--envs", "8", "--eval.episodes", "4", "--log.tensorboard", "false", "--quiet"]
+    wild = ["--algo.lr", "1e30", "--algo.normalise-value", "false", "--algo.grad-clip", "none"]
+    assert main(["train", "mappo", "simple_spread", *quick, *wild, "--out", str(tmp_path / "r")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("shoal: a loss was not finite")
+    assert err.count("\n") == 1
+    state = shoal.Run(tmp_path / "r").load("last")
+    weights = [x for x in state["algorithms"]["agents"].values() if x.is_floating_point()]
+    assert all(x.isfinite().all() for x in weights)
+    assert not state["algorithms"]["agents"]["actor_optimiser.broken"]
+    with pytest.raises(DivergedError):
+        shoal.resume(tmp_path / "r", quiet=True)
+
+
+def test_one_process_writes_a_run(tmp_path):
+    run = shoal.train("ippo", "simple", steps=800, until=400, out=tmp_path / "r", **SMALL, **QUICK)
+    before = (run.path / "metrics.jsonl").read_bytes()
+    (run.path / "metrics.jsonl").write_bytes(before + b'{"step": 480, "kind": "train", "time": 1}\n')  # as a live run would
+    lock = run.lock()
+    with pytest.raises(UserError, match="another process"):
+        shoal.resume(run)
+    assert (run.path / "metrics.jsonl").read_bytes() != before  # not cut while somebody else is at it
+    lock.close()
+    shoal.resume(run)
+    assert 480 not in [x["step"] for x in run.metrics if len(x) == 3]
+
+
+def test_best_and_numbered_checkpoints(tmp_path):
+    sections = {**QUICK, "eval": {"episodes": 4, "every": 160}, "save": {"every": 160, "keep": 3}}
+    run = shoal.train("ippo", "simple", steps=1600, out=tmp_path / "r", **SMALL, **sections)
+    names = sorted(p.name for p in run.checkpoints.iterdir())
+    assert names == ["best.pt", "last.pt", *(f"step-{s:012d}.pt" for s in (1280, 1440, 1600))]
+    scores = {x["step"]: x["return/agents"] for x in run.evaluations()}
+    assert run.load("best")["best"] == max(scores.values())
+    assert scores[run.load("best")["step"]] == max(scores.values())
+    assert next(iter(scores)) == 0
+    log = [x for x in (run.path / "train.log").read_text().splitlines() if x.startswith("Step:")]
+    assert len(log) == len(scores)
+    assert log[0].startswith("Step:       0, Reward: [")
+
+
+def test_train_log_records_the_model(tmp_path):
+    run = shoal.train("mappo", "simple_spread", steps=80, out=tmp_path / "r", **SMALL, **QUICK)
+    text = (run.path / "train.log").read_text()
+    for part in (
+        "Model: PPO for agents",
+        "num_envs: 8",
+        "class PPO(Algorithm)",
+        "class Optimiser",
+        '"lr": 0.0007',
+        "state_size: [(18,)",
+    ):
+        assert part in text
+    versions = json.loads((run.path / "versions.json").read_text())
+    assert versions["torch"] == torch.__version__
+
+
+def test_python_api_as_the_readme_has_it(tmp_path):
+    run = shoal.train("mappo", "simple_spread", steps=400, out=tmp_path / "r", **SMALL, **QUICK)
+    policy, world = shoal.load(run.path), shoal.make("simple_spread")
+    names = world.spec["agents"].agents
+    actions, memory = policy.act({name: [0.1] * 18 for name in names})
+    assert set(actions) == set(names)
+    assert all(isinstance(a, int) and 0 <= a < 5 for a in actions.values())
+    some, _ = policy.act({names[1]: [0.1] * 18}, memory)
+    assert some == {names[1]: actions[names[1]]}
+    with pytest.raises(UserError, match="no agent 'bob'"):
+        policy.act({"bob": [0.0]})
+    with pytest.raises(UserError, match="shape"):
+        policy.act({name: [0.1] * 3 for name in names})
+    one, other = shoal.evaluate(run, episodes=10), shoal.evaluate(run, episodes=10)
+    assert torch.equal(one.returns["agents"], other.returns["agents"])
+
+
+def test_policy_plays_in_mpe2_as_it_does_here(tmp_path):
+    """The same policy, the same starts: Shoal's world and mpe2's give the same returns."""
+    from mpe2 import simple_spread_v3
+
+    run = shoal.train("mappo", "simple_spread", steps=400, out=tmp_path / "r", **SMALL, **QUICK)
+    policy, world = shoal.load(run.path), simple_spread_v3.parallel_env()
+    observations, _ = world.reset(seed=5)
+    ours = shoal.make("simple_spread", dtype=torch.float64)
+    bodies = world.unwrapped.world.entities
+    zeros = torch.zeros(1, 3, 2, dtype=torch.float64)
+    pos = torch.tensor([[list(b.state.p_pos) for b in bodies]], dtype=torch.float64)
+    frame = ours.set_state({"pos": pos, "vel": zeros, "clock": torch.zeros(1, dtype=torch.long)})
+    memory, total, mine = None, 0.0, 0.0
+    while world.agents:
+        here, _ = policy.act(dict(zip(world.agents, frame["agents"].obs[0].float(), strict=True)), memory)
+        actions, memory = policy.act(observations, memory)
+        assert here == actions
+        observations, rewards, *_ = world.step(actions)
+        outcome = ours.step({"agents": torch.tensor([list(actions.values())])}, torch.zeros(1, ours.noise))
+        frame = outcome.frame
+        total += sum(rewards.values())
+        mine += float(outcome.pays["agents"].reward.sum())
+    assert mine == pytest.approx(total, abs=1e-6)
+
+
+def test_import_loads_no_torch():
+    code = "import sys, shoal; dir(shoal); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
