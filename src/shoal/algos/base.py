@@ -147,6 +147,9 @@ Scope = Literal["own", "team", "world"]
 
 
 def scope_groups(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> tuple[Group, ...]:
+    """The groups whose observations a critic sees."""
+    if scope == "own":
+        return tuple(spec[g] for g in groups)
     return spec.groups if scope == "world" else spec.teams[spec[groups[0]].team]
 
 
@@ -158,14 +161,17 @@ def scope_width(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> int:
     return sum(g.n * width_of(g) for g in scope_groups(spec, groups, scope))
 
 
-def scope_input(spec: EnvSpec, groups: tuple[str, ...], scope: Scope, frame: Frame) -> Tensor:
-    """What a central critic sees: [..., S]. Agents that are not alive are zeros."""
+def scope_input(
+    spec: EnvSpec, groups: tuple[str, ...], scope: Scope, frame: Frame, prepare: Callable[[Any, Group], Tensor]
+) -> Tensor:
+    """What a central critic sees: [..., S]: the world's own state, or the joined observations, each as `prepare` makes it.
+    Agents that are not alive are zeros."""
     if scope == "world" and frame.state is not None:
         return frame.state.float()
     parts = []
     for g in scope_groups(spec, groups, scope):
         view = frame[g.name]
-        obs = flat(view.obs, g)
+        obs = prepare(view.obs, g)
         parts.append((torch.where(view.alive[..., None], obs, 0) if g.mortal else obs).flatten(-2))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 

@@ -21,12 +21,12 @@ so that every ratio begins at one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, Optimiser, Rollout, Scope, flat, scope_input, scope_width, width_of
+from shoal.algos.base import Algorithm, Optimiser, Rollout, Scope, flat, scope_groups, scope_input, scope_width, width_of
 from shoal.nets.heads import Actor, Critic
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running
@@ -34,7 +34,7 @@ from shoal.ops import losses
 from shoal.ops.distributions import noise_of
 from shoal.ops.returns import gae
 from shoal.ops.schedules import scheduled
-from shoal.spec import Batch, EnvSpec, Frame, UserError
+from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
 
 SLAB = 1 << 17  # moments evaluated at once when values are computed
 
@@ -91,8 +91,9 @@ class PPO(Algorithm):
         self.actor = Actor(width_of(spec[groups[0]]), self.space, self.n, net, generator, c.squash, c.log_std)
         self.critic = Critic(seen, self.n, net, generator, self.central)
         self.value_norm = Running() if c.normalise_value else None
-        self.obs_norm = Running(width_of(spec[groups[0]])) if c.normalise_obs else None
-        self.seen_norm = Running(seen) if c.normalise_obs and self.central else None
+        looked_at = {*scope_groups(spec, groups, c.critic), *scope_groups(spec, groups, "own")} if c.normalise_obs else ()
+        self.obs_norms = nn.ModuleDict({g.name: Running(width_of(g)) for g in spec.groups if g in looked_at})
+        self.state_norm = Running(spec.state) if c.normalise_obs and c.critic == "world" and spec.state else None
         self.to(device)
         self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
         self.critic_optimiser = Optimiser([self.critic], c.lr_critic or c.lr, c.weight_decay, c.grad_clip)
@@ -154,10 +155,12 @@ class PPO(Algorithm):
             for order in orders
             for index in order.tensor_split(min(c.minibatches, moments))
         ]
-        if self.obs_norm is not None:
-            self.obs_norm.update(self._raw(batch.frame, 2), mask)
-        if self.seen_norm is not None:
-            self.seen_norm.update(scope_input(self.spec, self.groups, c.critic, batch.frame))
+        for g in self.spec.groups:  # after the update, so that its ratios began at one
+            if g.name in self.obs_norms:
+                view = batch.frame[g.name]
+                cast(Running, self.obs_norms[g.name]).update(flat(view.obs, g), view.alive if g.mortal else None)
+        if self.state_norm is not None and batch.frame.state is not None:
+            self.state_norm.update(batch.frame.state)
         metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
         return {**metrics, "explained_variance": variance, "learning_rate": self.actor_optimiser.rate.clone()}
 
@@ -207,16 +210,19 @@ class PPO(Algorithm):
         value = torch.cat([self.critic(x) for x in slabs])
         return value if self.value_norm is None else self.value_norm.denormalise(value)
 
-    def _raw(self, frame: Frame, agents_at: int) -> Tensor:
-        return self.joined(lambda g: flat(frame[g].obs, self.spec[g]), agents_at)
+    def _prepared(self, obs: Any, group: Group) -> Tensor:
+        """[..., N, *O] -> float [..., N, width], normalised."""
+        obs = flat(obs, group)
+        if group.name not in self.obs_norms:
+            return obs
+        return cast(Running, self.obs_norms[group.name]).normalise(obs, CLIP)
 
     def _obs(self, frame: Frame, agents_at: int) -> Tensor:
-        obs = self._raw(frame, agents_at)
-        return obs if self.obs_norm is None else self.obs_norm.normalise(obs, CLIP)
+        return self.joined(lambda g: self._prepared(frame[g].obs, self.spec[g]), agents_at)
 
     def _seen(self, frame: Frame) -> Tensor:
         """What the critic sees: [T, B, N, O], or [T, B, S] where it is central."""
         if not self.central:
             return self._obs(frame, 2)
-        seen = scope_input(self.spec, self.groups, self.config.critic, frame)
-        return seen if self.seen_norm is None else self.seen_norm.normalise(seen, CLIP)
+        seen = scope_input(self.spec, self.groups, self.config.critic, frame, self._prepared)
+        return seen if self.state_norm is None else self.state_norm.normalise(seen, CLIP)
