@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import Algorithm, Rollout
+from shoal.algos.ppo import PPO
 from shoal.envs.base import World
+from shoal.envs.probe.probe_constant import ProbeConstant
 from shoal.envs.probe.probe_copy import ProbeCopy
 from shoal.envs.probe.probe_deaths import ProbeDeaths
+from shoal.envs.probe.probe_delay import ProbeDelay
+from shoal.envs.probe.probe_observation import ProbeObservation
 from shoal.envs.probe.probe_teams import ProbeTeams
 from shoal.envs.probe.probe_terminated import ProbeTerminated
+from shoal.envs.probe.probe_truncated import ProbeTruncated
+from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, Tally, returns_of, to_space
@@ -261,6 +267,55 @@ def test_it_goes_on_from_its_state() -> None:
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[k], theirs[k]) for k in mine)
     assert torch.equal(one.tally.carry["length"], two.tally.carry["length"])
+
+
+# --- from a world to an advantage, all the way ---
+
+IDLE: list[tuple[type[Any], dict[str, Any]]] = [
+    (ProbeConstant, {}),
+    (ProbeDelay, {}),
+    (ProbeObservation, {}),
+    (ProbeTerminated, {"n": 2}),
+    (ProbeTerminated, {"n": 2, "stagger": True}),
+    (ProbeTruncated, {"n": 2}),
+    (ProbeTruncated, {"n": 2, "stagger": True}),
+    (ProbeDeaths, {"copy": False, "ghost": 0.0}),
+    (ProbeTurns, {"copy": False}),
+]
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
+@pytest.mark.parametrize("steps", [5, 6, 7, 25])
+@pytest.mark.parametrize(("cls", "settings"), IDLE)
+def test_with_the_exact_values_no_advantage_is_left(cls: Any, settings: dict[str, Any], steps: int, lam: float) -> None:
+    """Where no action matters and the critic is right, r + gamma V' - V is zero in every step in which an agent acts: at
+    deaths, cuts, late arrivals and turns, and wherever the rollout happens to end. Who does not act has no value that could
+    be learnt, so its value here is JUNK, and reaches nothing."""
+    junk, gamma = 1000.0, 0.9
+    env = cls(cls.Config(**settings), rows=6)
+    view, values = env.frames()["agents"], env.values(gamma)["agents"]
+    known = {
+        (n, tuple(view.obs[k, n].tolist())): values[k, n].item()
+        for k, n in view.acts.nonzero().tolist()  # what is seen tells the state, as far as it matters
+    }
+
+    def exact(frame: Frame) -> Tensor:
+        obs, acts = frame["agents"].obs, frame["agents"].acts
+        out = torch.full(acts.shape, junk)
+        for t, b, n in acts.nonzero().tolist():
+            out[t, b, n] = known.get((n, tuple(obs[t, b, n].tolist())), junk)
+        return out
+
+    ppo = PPO(env.spec, ("agents",), PPO.Config(gamma=gamma, lam=lam), NetConfig((4,)), torch.Generator().manual_seed(0))
+    ppo.values = exact  # type: ignore[method-assign]
+    c = Collector(env, Players(env.spec, [ppo]), torch.Generator().manual_seed(0))
+    for _ in range(3):
+        batch = c.collect(steps)
+        paid(batch, env, "own")
+        advantage = ppo._advantage(batch, exact(batch.frame))
+        acts = batch.frame["agents"].acts
+        assert acts.any()
+        assert advantage[acts].abs().max().item() < 1e-4
 
 
 # --- what episodes add up to ---

@@ -91,8 +91,8 @@ class PPO(Algorithm):
         self.actor = Actor(width_of(spec[groups[0]]), self.space, self.n, net, generator, c.squash, c.log_std)
         self.critic = Critic(seen, self.n, net, generator, self.central)
         self.value_norm = Running() if c.normalise_value else None
-        looked_at = {*scope_groups(spec, groups, c.critic), *scope_groups(spec, groups, "own")} if c.normalise_obs else ()
-        self.obs_norms = nn.ModuleDict({g.name: Running(width_of(g)) for g in spec.groups if g in looked_at})
+        looked_at = {*groups, *(g.name for g in scope_groups(spec, groups, c.critic))} if c.normalise_obs else ()
+        self.obs_norms = nn.ModuleDict({g.name: Running(width_of(g)) for g in spec.groups if g.name in looked_at})
         self.state_norm = Running(spec.state) if c.normalise_obs and c.critic == "world" and spec.state else None
         self.to(device)
         self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
