@@ -313,7 +313,7 @@ def test_scopes(lead: tuple[int, ...]) -> None:
         ("b", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
     ]
     for name, scope, expected in cases:
-        out = scope_input(SPEC, (name,), scope, f)  # type: ignore[arg-type]
+        out = scope_input(SPEC, (name,), scope, f, flat)  # type: ignore[arg-type]
         assert out.shape == (*lead, len(expected))
         assert out.dtype == torch.float32
         assert torch.equal(out, torch.tensor(expected).float().expand_as(out))
@@ -325,17 +325,24 @@ def test_the_worlds_own_state() -> None:
     spec = EnvSpec(SPEC.groups, state=5)
     state = torch.arange(5).expand(3, 5)
     assert scope_width(spec, ("a",), "world") == 5
-    out = scope_input(spec, ("a",), "world", frame((3,), state))
+    out = scope_input(spec, ("a",), "world", frame((3,), state), flat)
     assert torch.equal(out, state.float())
     assert out.dtype == torch.float32
-    assert scope_input(spec, ("a",), "team", frame((3,), state)).shape == (3, 6)  # a team's view is its own
+    assert scope_input(spec, ("a",), "team", frame((3,), state), flat).shape == (3, 6)  # a team's view is its own
     assert scope_width(spec, ("a",), "team") == 6
 
 
 def test_what_the_dead_see_reaches_no_critic() -> None:
     f = frame()
     f["a"].obs = torch.tensor([[[1.0, 2.0], [math.nan, math.inf]]])
-    assert scope_input(SPEC, ("a",), "team", f).tolist() == [[1, 2, 0, 0, 8, 9]]
+    assert scope_input(SPEC, ("a",), "team", f, flat).tolist() == [[1, 2, 0, 0, 8, 9]]
+
+
+def test_the_dead_are_zeros_after_what_is_done_to_observations() -> None:
+    """Normalising would move a zero: the dead are blotted out after it, each group by its own."""
+    shift = {"a": 10.0, "c": 20.0}
+    out = scope_input(SPEC, ("a",), "team", frame(), lambda obs, g: flat(obs, g) + shift[g.name])
+    assert out.tolist() == [[11, 12, 0, 0, 28, 29]]
 
 
 def test_flat() -> None:

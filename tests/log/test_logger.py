@@ -59,6 +59,16 @@ def test_to_numbers() -> None:
     assert to_numbers({}) == {}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_to_numbers_from_two_devices() -> None:
+    """A hook's metrics, and counts made on the host, come beside those of the device."""
+    assert to_numbers({"here": scalar(1.0), "there": scalar(2.0).cuda(), "count": 3}) == {
+        "here": 1.0,
+        "there": 2.0,
+        "count": 3.0,
+    }  # type: ignore[dict-item]
+
+
 def test_lines(tmp_path: Path) -> None:
     log = logger(tmp_path)
     back = log.write(10, 1.23456, "train", {"loss": scalar(0.5), "nan": scalar(math.nan)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,6 +285,38 @@ IDLE: list[tuple[type[Any], dict[str, Any]]] = [
 ]
 
 
+JUNK, GAMMA = 1000.0, 0.9
+
+
+class Exact:
+    """PPO on a probe, with a critic that knows the values of those who act; what others see is worth JUNK to it."""
+
+    def __init__(self, cls: Any, settings: dict[str, Any], lam: float):
+        self.env = cls(cls.Config(**settings), rows=6)
+        view, values = self.env.frames()["agents"], self.env.values(GAMMA)["agents"]
+        self.known = {(n, tuple(view.obs[k, n].tolist())): values[k, n].item() for k, n in view.acts.nonzero().tolist()}
+        spec, config = self.env.spec, PPO.Config(gamma=GAMMA, lam=lam)
+        self.ppo = PPO(spec, ("agents",), config, NetConfig((4,)), torch.Generator().manual_seed(0))
+        self.ppo.values = self.values  # type: ignore[method-assign]
+        self.collector = Collector(self.env, Players(spec, [self.ppo]), torch.Generator().manual_seed(0))
+
+    def values(self, frame: Frame) -> Tensor:
+        obs, acts = frame["agents"].obs, frame["agents"].acts
+        out = torch.full(acts.shape, JUNK)
+        for t, b, n in acts.nonzero().tolist():
+            out[t, b, n] = self.known.get((n, tuple(obs[t, b, n].tolist())), JUNK)
+        return out
+
+    def collect(self, steps: int) -> tuple[Batch, Tensor]:
+        batch = self.collector.collect(steps)
+        paid(batch, self.env, "own")
+        return batch, batch.frame["agents"].acts
+
+    def advantage(self, batch: Batch, bonus: Tensor | float = 0.0) -> Tensor:
+        given = replace(batch, paid={"agents": batch.paid["agents"] + bonus})
+        return self.ppo._advantage(given, self.values(batch.frame))
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
 @pytest.mark.parametrize("steps", [5, 6, 7, 25])
 @pytest.mark.parametrize(("cls", "settings"), IDLE)
@@ -291,31 +324,46 @@ def test_with_the_exact_values_no_advantage_is_left(cls: Any, settings: dict[str
     """Where no action matters and the critic is right, r + gamma V' - V is zero in every step in which an agent acts: at
     deaths, cuts, late arrivals and turns, and wherever the rollout happens to end. Who does not act has no value that could
     be learnt, so its value here is JUNK, and reaches nothing."""
-    junk, gamma = 1000.0, 0.9
-    env = cls(cls.Config(**settings), rows=6)
-    view, values = env.frames()["agents"], env.values(gamma)["agents"]
-    known = {
-        (n, tuple(view.obs[k, n].tolist())): values[k, n].item()
-        for k, n in view.acts.nonzero().tolist()  # what is seen tells the state, as far as it matters
-    }
-
-    def exact(frame: Frame) -> Tensor:
-        obs, acts = frame["agents"].obs, frame["agents"].acts
-        out = torch.full(acts.shape, junk)
-        for t, b, n in acts.nonzero().tolist():
-            out[t, b, n] = known.get((n, tuple(obs[t, b, n].tolist())), junk)
-        return out
-
-    ppo = PPO(env.spec, ("agents",), PPO.Config(gamma=gamma, lam=lam), NetConfig((4,)), torch.Generator().manual_seed(0))
-    ppo.values = exact  # type: ignore[method-assign]
-    c = Collector(env, Players(env.spec, [ppo]), torch.Generator().manual_seed(0))
+    exact = Exact(cls, settings, lam)
     for _ in range(3):
-        batch = c.collect(steps)
-        paid(batch, env, "own")
-        advantage = ppo._advantage(batch, exact(batch.frame))
-        acts = batch.frame["agents"].acts
+        batch, acts = exact.collect(steps)
         assert acts.any()
-        assert advantage[acts].abs().max().item() < 1e-4
+        assert exact.advantage(batch)[acts].abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("steps", [5, 6])
+@pytest.mark.parametrize(("cls", "settings"), IDLE)
+def test_a_reward_is_credited_where_it_was_earned(cls: Any, settings: dict[str, Any], steps: int) -> None:
+    """One more in a rollout's first step is one more advantage there, for who acts, and nothing later."""
+    exact = Exact(cls, settings, 0.95)
+    batch, acts = exact.collect(steps)
+    bonus = torch.zeros(steps, 6, acts.shape[-1])
+    bonus[0] = 1.0
+    gain = (exact.advantage(batch, bonus) - exact.advantage(batch)) * acts
+    torch.testing.assert_close(gain, bonus * acts, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("cls", "settings"), IDLE)
+def test_what_comes_after_an_end_does_not_reach_back(cls: Any, settings: dict[str, Any]) -> None:
+    """A million paid in every step of later episodes changes no advantage of a row's first one."""
+    exact = Exact(cls, settings, 1.0)
+    batch, acts = exact.collect(25)
+    later = (batch.over.long().cumsum(0) - batch.over.long() > 0)[..., None].expand_as(acts)  # [T, B, N] after the first end
+    assert later.any()
+    assert (~later).any()
+    moved = exact.advantage(batch, later * 1e6) - exact.advantage(batch)
+    assert moved[acts & ~later].abs().max().item() == 0
+    assert moved[acts & later].abs().max().item() > 1e5
+
+
+def test_what_the_gone_are_paid_does_not_reach_back() -> None:
+    """Nor what is paid to an agent that has gone while the episode goes on, whether it died or only left."""
+    exact = Exact(ProbeDeaths, {"copy": False}, 1.0)
+    batch, acts = exact.collect(8)
+    for _ in range(2):
+        moved = exact.advantage(batch, ~acts * 1e6) - exact.advantage(batch)
+        assert moved[acts].abs().max().item() == 0
+        batch.pays["agents"].terminated.zero_()  # now they leave without having died
 
 
 # --- what episodes add up to ---

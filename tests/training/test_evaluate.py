@@ -233,12 +233,6 @@ def test_metrics() -> None:
     assert episodes.each().tolist() == [3.0, 7.0]
 
 
-def test_metrics_are_on_the_episodes_device() -> None:
-    """The logger reads all of them in one trip: one that is elsewhere cannot be joined to the rest (cpu beside cuda)."""
-    episodes = Episodes({"a": torch.zeros(2, 3, device="meta")}, torch.zeros(2, device="meta"), {})
-    assert {k: v.device.type for k, v in episodes.metrics().items()} == dict.fromkeys(episodes.metrics(), "meta")
-
-
 @pytest.mark.parametrize(
     ("episodes", "expected"), [(1, (1, 1)), (64, (64, 1)), (256, (256, 1)), (257, (129, 2)), (1000, (250, 4))]
 )

@@ -93,7 +93,8 @@ def to_numbers(metrics: dict[str, Tensor]) -> dict[str, Any]:
     tensors = {k: v.detach() if isinstance(v, Tensor) else torch.as_tensor(v) for k, v in metrics.items()}
     if not tensors:
         return {}
-    whole = torch.cat([t.reshape(-1).double() for t in tensors.values()]).tolist()
+    device = next((t.device for t in tensors.values() if t.device.type != "cpu"), torch.device("cpu"))
+    whole = torch.cat([t.reshape(-1).to(device, torch.float64) for t in tensors.values()]).tolist()
     out: dict[str, Any] = {}
     at = 0
     for k, t in tensors.items():
