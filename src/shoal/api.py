@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from shoal.envs.base import Environment
-from shoal.flags import build
-from shoal.ids import find
 from shoal.spec import Frame, UserError, View
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
@@ -19,16 +17,14 @@ from shoal.training.loop import Hook, Loop
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players
 from shoal.training.run import Run
-from shoal.training.settings import Settings, choose_device, resolve
+from shoal.training.settings import Settings, choose_device, make_env, resolve
 
 
 def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
     """An environment by id or path, with its own settings as keywords."""
     if rows < 1:
         raise UserError(f"rows is {rows}: a world has at least one.")
-    entry = find("envs", env)
-    cls = entry.load()
-    return cls(build(cls.Config, {**entry.settings, **config}, "env"), rows=rows, device=choose_device(device), dtype=dtype)
+    return make_env(env, rows, choose_device(device), dtype, **config)
 
 
 def train(

@@ -191,7 +191,7 @@ def _train(work: Any) -> int:
 
 
 def evaluate(words: list[str], flags: dict[str, str]) -> int:
-    team = {k[5:]: flags.pop(k) for k in list(flags) if k.startswith("team.")}
+    team = {k[5:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("team.")}
     options = parse(EvalOptions, words, flags, "eval RUN", "  --team.NAME RUN|random   who plays a group or team instead")
     if options is None:
         return 0
@@ -219,7 +219,7 @@ def evaluate(words: list[str], flags: dict[str, str]) -> int:
 
 
 def watch(words: list[str], flags: dict[str, str]) -> int:
-    team = {k[5:]: flags.pop(k) for k in list(flags) if k.startswith("team.")}
+    team = {k[5:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("team.")}
     options = parse(WatchOptions, words, flags, "watch RUN", "  --team.NAME RUN|random   who plays a group or team instead")
     if options is None:
         return 0

@@ -16,6 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable
+from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -89,8 +90,15 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if type(None) in args and word.lower() in ("none", ""):
             return None
-        literal = [a for a in args if get_origin(a) is Literal and word in get_args(a)]
-        return parse_value(text, (literal or [a for a in args if a is not type(None)])[-1 if not literal else 0], where)
+        for a in args:
+            if a is not type(None):
+                try:
+                    return parse_value(text, a, where)
+                except UserError as e:
+                    problem = e
+        raise (
+            problem if len(args) == 2 and type(None) in args else UserError(f"{where} is {text!r}: it takes {describe(kind)}.")
+        )
     if origin is tuple:
         inner = args[0]
         return tuple(parse_value(w, inner, where) for w in word.split(",") if w.strip())
@@ -101,9 +109,9 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
             return False
         raise UserError(f"{where} is {text!r}: it takes true or false.")
     if kind is int:
-        match = re.fullmatch(r"([+-]?[\d_]+(?:\.\d+)?(?:[eE]\+?\d+)?)([kKmMgG]?)", word)
-        number = float(match[1].replace("_", "")) * UNITS.get(match[2].lower(), 1) if match else 0.5
-        if not number.is_integer():
+        match = re.fullmatch(r"([+-]?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([kKmMgG]?)", word)
+        number = Decimal(match[1].replace("_", "")) * UNITS.get(match[2].lower(), 1) if match else Decimal("0.5")
+        if number != number.to_integral_value():
             raise UserError(f"{where} is {text!r}: it takes a whole number, such as 1000, 1_000, 1e6 or 2M.")
         return int(number)
     if kind is float:
@@ -143,10 +151,11 @@ def _fit(value: Any, kind: Any, where: str) -> Any:
     """A value from JSON or Python, checked against the field's type; lists become tuples, whole floats ints."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (typing.Union, types.UnionType):
+        if isinstance(value, str):
+            return parse_value(value, kind, where)
         if value is None and type(None) in args:
             return None
-        kinds = [a for a in args if a is not type(None)]
-        for k in kinds:
+        for k in args:
             try:
                 return _fit(value, k, where)
             except UserError:
@@ -160,7 +169,11 @@ def _fit(value: Any, kind: Any, where: str) -> Any:
         return parse_value(value, kind, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if kind is int and isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
+    if (
+        kind is int
+        and not isinstance(value, bool)
+        and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+    ):
         return int(value)
     if kind is bool and isinstance(value, bool):
         return value

@@ -23,6 +23,7 @@ from shoal.spec import UserError
 
 ROOT = Path(__file__).parent
 KINDS = {"algos": "algorithm", "envs": "environment"}
+NOT_ONE = {"ABC", "Protocol", "Hook", "Module", "Function", "UserError"}  # what derives from these is not what a file is for
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,14 @@ def _entries(path: Path, module: str) -> list[Entry]:
         tree = ast.parse(path.read_text())
     except (SyntaxError, UnicodeDecodeError) as e:
         raise UserError(f"{path} is not Python that can be read: {e}.") from None
-    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases]
-    concrete = [c for c in classes if not {"ABC", "UserError", "Protocol"} & {b.id for b in c.bases if isinstance(b, ast.Name)}]
-    concrete = [c for c in concrete if not any(isinstance(b, ast.Attribute) for b in c.bases) and not c.name.startswith("_")]
+    concrete = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and node.bases
+        and not node.name.startswith("_")
+        and not NOT_ONE & {ast.unparse(b).rpartition(".")[2] for b in node.bases}
+    ]
     if path.stem in ("base", "__init__") or not concrete:
         return []
     cls = concrete[-1]

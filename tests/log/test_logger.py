@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,12 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write(10, 1.0, "train", {"loss": scalar(0.5), "nan": scalar(math.nan), "vector": torch.tensor([1.0, 2.0])})
     log.close()
     (run,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    words = (b"train/loss", b"a/run", b"one", b"two", b"ppo")
+    deadline = time.monotonic() + 20
+    while not all(w in run.read_bytes() for w in words) and time.monotonic() < deadline:
+        time.sleep(0.1)  # wandb's own process may still be writing when `finish` returns, on a busy machine
     content = run.read_bytes()
-    for word in (b"train/loss", b"a/run", b"one", b"two", b"ppo"):
+    for word in words:
         assert word in content
     assert b"train/nan" not in content
 

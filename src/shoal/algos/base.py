@@ -114,8 +114,9 @@ class Algorithm(nn.Module, ABC):
     # --- several groups as one: agents are a dimension ---
 
     def joined(self, part: Callable[[str], Any], agents_at: int) -> Any:
-        """The groups' tensors side by side along the agents' dimension; none where the first has none."""
+        """The groups' tensors side by side along the agents' dimension; none where they have none."""
         parts = [part(g) for g in self.groups]
+        assert len({p is None for p in parts}) == 1, "groups that are bound together all have masks, or none has"
         return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, agents_at)
 
     def parted(self, x: Tensor, agents_at: int) -> dict[str, Tensor]:

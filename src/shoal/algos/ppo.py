@@ -32,7 +32,7 @@ from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running
 from shoal.ops import losses
 from shoal.ops.distributions import noise_of
-from shoal.ops.returns import gae
+from shoal.ops.returns import gae, unsettled_turns
 from shoal.ops.schedules import scheduled
 from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
 
@@ -125,6 +125,8 @@ class PPO(Algorithm):
     def update(self, batch: Batch) -> dict[str, Tensor]:
         c, mask = self.config, self.mask(batch)
         with torch.no_grad():
+            unsettled = self._unsettled(batch)
+            mask = mask if mask is None or unsettled is None else mask & ~unsettled
             obs, seen = self._obs(batch.frame, 2), self._seen(batch.frame)
             value = self._values(seen)
             advantage = self._advantage(batch, value)
@@ -193,13 +195,24 @@ class PPO(Algorithm):
     def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
         c = self.config
         reward = self.joined(lambda g: batch.paid[g], 2)
+        terminated, cut = self._ends(batch)
+        acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
+        return gae(reward, value, self.values(batch.next), terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch))
+
+    def _ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame."""
         terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
         cut = batch.over[..., None].expand_as(terminated)
-        acts = None
-        if self.uneven:
-            cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2)
-            acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
-        return gae(reward, value, self.values(batch.next), terminated, cut, c.gamma, c.lam, acts)
+        return terminated, cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+
+    def _unsettled(self, batch: Batch) -> Tensor | None:
+        """[T, B, N] turns of which too little is known to learn from, in turn-based worlds."""
+        if not self.spec.turns:
+            return None
+        terminated, cut = self._ends(batch)
+        acts = self.joined(lambda g: batch.frame[g].acts, 2)
+        turn_tp1 = self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)  # the gone left a last observation
+        return unsettled_turns(terminated, terminated | cut, acts, turn_tp1)
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the reward's own units: [T, B, N]."""

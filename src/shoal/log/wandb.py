@@ -18,7 +18,9 @@ def require() -> Any:
 
 class WandB:
     def __init__(self, config: Any, folder: Path, name: str, settings: dict[str, Any]):
-        self.run = require().init(
+        wandb = require()
+        self.run = wandb.init(
+            settings=wandb.Settings(silent=True),  # what a person sees is the console's
             project=config.wandb_project,
             entity=config.wandb_entity,
             group=config.wandb_group,

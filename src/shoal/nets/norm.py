@@ -35,6 +35,7 @@ class Running(nn.Module):
             var = (x - mean).square().mean(0)
         else:
             weight = mask.reshape(-1, *(1,) * len(shape)).double()
+            x = torch.where(weight > 0, x, 0)  # a masked NaN times zero would still be one
             n = weight.sum()
             mean = (x * weight).sum(0) / n.clamp(min=1)
             var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)

@@ -18,6 +18,7 @@ def gae(
     gamma: float,
     lam: float,
     acts: Tensor | None = None,
+    unsettled: Tensor | None = None,
 ) -> Tensor:
     """Generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438).
 
@@ -26,7 +27,7 @@ def gae(
     value_tp1 is V of the true next observation. Only `terminated` stops the bootstrap; `cut` (the episode is over, or
     the agent is gone from the next frame) stops the trace. With `acts`, steps in which an agent waits pass its reward
     back to its last turn, whose next value is taken at its next turn; gamma then counts the agent's own turns, and the
-    advantage of a step without a turn is zero.
+    advantage of a step without a turn is zero. So is that of turns that are `unsettled`, which nothing is known of yet.
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
@@ -37,7 +38,7 @@ def gae(
     delta = reward + gamma * value_tp1 - value_t
     trace = gamma * lam * ~ends
     if acts is not None:
-        delta = delta * acts
+        delta = delta * (acts if unsettled is None else acts & ~unsettled)
         trace = torch.where(acts, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
     advantage = torch.empty_like(delta)
     later = torch.zeros_like(delta[0])
@@ -45,6 +46,15 @@ def gae(
         later = torch.addcmul(delta[t], trace[t], later)
         advantage[t] = later
     return advantage if acts is None else advantage * acts
+
+
+def unsettled_turns(terminated: Tensor, ends: Tensor, acts: Tensor, turn_tp1: Tensor) -> Tensor:
+    """[T, B, N] the steps after which an agent waits until the rollout or its episode is cut off. Values are learnt in one's
+    own turns alone, so that there is none to bootstrap such a turn from. `turn_tp1` says whose V(next) is one that is learnt."""
+    unsettled = ~terminated & ~turn_tp1
+    for t in range(ends.shape[0] - 2, -1, -1):
+        unsettled[t] = torch.where(ends[t], unsettled[t], ~acts[t + 1] & unsettled[t + 1])
+    return unsettled
 
 
 def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from shoal import api
 from shoal.log.console import short
 from shoal.spec import Box
 from shoal.training.collect import play
 from shoal.training.loop import Loop
 from shoal.training.seeds import generator
-from shoal.training.settings import Settings, resolve
+from shoal.training.settings import Settings, choose_device, make_env, resolve
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callabl
 
 
 def _stepper(env_id: str, rows: int, device: str) -> Callable[[], int]:
-    env = api.make(env_id, rows, device)
+    env = make_env(env_id, rows, choose_device(device))
     draw = generator(0, "bench", device=env.device)
     steps = 25
     noise = torch.rand(steps, rows, env.noise, generator=draw, device=env.device)

@@ -35,7 +35,7 @@ class Players:
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        fresh = {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) if m else m for g, m in memory.items()}
+        fresh = {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) for g, m in memory.items()}
         actions: dict[str, Tensor] = {}
         after: dict[str, Any] = {}
         extras: dict[str, dict[str, Tensor]] = {}
@@ -111,16 +111,12 @@ class Collector:
 
 
 class Tally:
-    """What the episodes that ended since the last look added up to, kept on the device.
-
-    An episode's sum is the difference of two cumulative sums, and those of a row's episodes telescope: what its finished
-    episodes add up to is what was carried in and everything up to the last end. No loop over time.
-    """
+    """What the episodes that ended since the last look added up to, kept on the device."""
 
     def __init__(self, env: Environment):
         self.spec, device = env.spec, env.device
         zero = lambda *shape: torch.zeros(shape, dtype=torch.float64, device=device)  # noqa: E731
-        self.carry = {g.name: zero(env.rows, g.n) for g in env.spec.groups}
+        self.carry = {g.name: zero(env.rows, g.n) for g in env.spec.groups}  # of the episodes that are under way
         self.carry.update({f"stat/{s}": zero(env.rows) for s in env.spec.stats})
         self.carry["length"] = zero(env.rows)
         self.done = {k: zero(*x.shape[1:]) for k, x in self.carry.items()}
@@ -128,21 +124,28 @@ class Tally:
         self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not
 
     def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor]) -> None:
-        """rewards [T, B, N], over [T, B], stats [T, B]."""
-        last = over.shape[0] - 1 - over.flip(0).to(torch.uint8).argmax(0)  # [B] the last end, where there is one
-        ended = over.any(0)
-        tracks = {**rewards, "length": torch.ones_like(over, dtype=torch.float64)}
+        """rewards [T, B, N], over [T, B], stats [T, B]. A row's steps are added up episode by episode: the k-th to be seen
+        here into slot k, the one under way among them, without a look at the data."""
+        steps, rows = over.shape
+        slot = over.long().cumsum(0) - over.long()  # [T, B] ends before this step
+        ended = over.long().sum(0)  # [B] so many slots are whole; the next is under way
+        whole = torch.arange(steps + 1, device=over.device)[:, None] < ended  # [T + 1, B]
+        tracks = {"length": torch.ones_like(over, dtype=torch.float64), **rewards}
         for name, how in self.spec.stats.items():
-            tracks[f"stat/{name}"] = stats[name] if how != "last" else stats[name] * over
+            tracks[f"stat/{name}"] = stats[name] * over if how == "last" else stats[name]
+        lengths = None
         for name, x in tracks.items():
-            total = x.double().cumsum(0)  # [T, B, ...]
-            index = last.reshape(1, -1, *(1,) * (x.dim() - 2)).expand(1, *x.shape[1:])
-            upto = total.gather(0, index)[0]
-            ends = ended.reshape(-1, *(1,) * (x.dim() - 2))
-            self.done[name] += torch.where(ends, self.carry[name] + upto, 0).sum(0)
-            self.carry[name].copy_(torch.where(ends, total[-1] - upto, self.carry[name] + total[-1]))
+            wide = (...,) + (None,) * (x.dim() - 2)
+            sums = torch.zeros(steps + 1, *x.shape[1:], dtype=torch.float64, device=x.device)
+            sums[0] = self.carry[name]
+            sums.scatter_add_(0, slot[wide].expand_as(x), x.double())
+            lengths = sums if lengths is None else lengths
+            self.carry[name].copy_(sums.gather(0, ended[wide][None].expand(1, *x.shape[1:]))[0])
+            if self.spec.stats.get(name.removeprefix("stat/")) == "mean":
+                sums = sums / lengths.clamp(min=1)
+            self.done[name] += torch.where(whole[wide], sums, 0).sum((0, 1))
         for name, reward in rewards.items():
-            self.reward[name] += reward.double().sum((0, 1)) / over.shape[1]
+            self.reward[name] += reward.double().sum((0, 1)) / rows
         self.episodes += over.sum()
 
     def take(self) -> dict[str, Tensor]:
@@ -152,9 +155,7 @@ class Tally:
         for g in self.spec.groups:
             out.update(returns_of(g.name, self.done[g.name][None] / n))
             out[f"reward_total/{g.name}"] = self.reward[g.name].clone()
-        for name, how in self.spec.stats.items():
-            over = self.done["length"] if how == "mean" else self.episodes
-            out[name] = self.done[f"stat/{name}"] / torch.where(over > 0, over, torch.nan)
+        out.update({name: self.done[f"stat/{name}"] / n for name in self.spec.stats})
         for x in (*self.done.values(), *self.reward.values(), self.episodes):
             x.zero_()
         return out

@@ -107,6 +107,13 @@ class Resolved:
         return self.env_entry.load()(self.env_config, rows=rows, device=device or self.device)
 
 
+def make_env(id: str, rows: int, device: torch.device, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+    """An environment by id or path."""
+    entry = find("envs", id)
+    cls = entry.load()
+    return cls(build(cls.Config, {**entry.settings, **config}, "env"), rows=rows, device=device, dtype=dtype)
+
+
 def resolve(settings: Settings) -> Resolved:
     run = build(RunConfig, settings.run, "run")
     env_entry = find("envs", settings.env)
@@ -189,7 +196,7 @@ def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None
         head, _, rest = name.partition(".")
         group, dot, key = rest.partition(".")
         if head == "team" and rest:
-            team[rest] = text
+            team[rest.replace("-", "_")] = text
         elif name in known:
             section, flag = known[name]
             target = run if section == "run" else sections.setdefault(section, {})
