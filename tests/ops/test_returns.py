@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.ops.returns import gae
+from shoal.ops.returns import gae, unsettled_turns
 
 torch.set_num_threads(1)
 JUNK = 4096.0
@@ -218,3 +218,24 @@ def test_shapes_are_asked_for_and_arguments_left_alone() -> None:
     assert all(torch.equal(before[k], parts[k]) for k in parts)
     with pytest.raises(AssertionError, match=r"\[T, B, N\]"):
         gae(**{**PLAIN[0], "value_t": PLAIN[0]["value_t"][..., 0]}, gamma=0.5, lam=0.5)
+
+
+def test_unsettled_turns() -> None:
+    """One agent, seven steps; it moves in steps 0, 2, 3 and 6, waits in 1, 4 and 5."""
+    acts = torch.tensor([1, 0, 1, 1, 0, 0, 1]).bool().reshape(-1, 1, 1)
+    nobody = torch.zeros(7, 1, 1, dtype=torch.bool)
+
+    def unsettled(terminated_at: int | None = None, cut_at: int | None = None, turn_after: bool = False) -> list[int]:
+        terminated, ends, turn = nobody.clone(), nobody.clone(), acts.roll(-1, 0)
+        turn[-1] = turn_after
+        if terminated_at is not None:
+            terminated[terminated_at] = ends[terminated_at] = True
+        if cut_at is not None:
+            ends[cut_at] = True
+        return (unsettled_turns(terminated, ends, acts, turn) & acts).flatten().nonzero().flatten().tolist()
+
+    assert unsettled() == [6]  # the rollout ends while it waits for its next turn
+    assert unsettled(turn_after=True) == []  # its next turn is the frame after the rollout
+    assert unsettled(terminated_at=6) == []
+    assert unsettled(cut_at=4) == [3, 6]  # the episode is cut off in step 4, while it waits after its turn in step 3
+    assert unsettled(terminated_at=4) == [6]

@@ -50,7 +50,7 @@ def gae(
 
 def unsettled_turns(terminated: Tensor, ends: Tensor, acts: Tensor, turn_tp1: Tensor) -> Tensor:
     """[T, B, N] the steps after which an agent waits until the rollout or its episode is cut off. Values are learnt in one's
-    own turns alone, so that there is none to bootstrap such a turn from. `turn_tp1` says whose V(next) is one that is learnt."""
+    own turns alone, so that there is none to bootstrap such a turn from. `turn_tp1`: whose V(next) is learnt."""
     unsettled = ~terminated & ~turn_tp1
     for t in range(ends.shape[0] - 2, -1, -1):
         unsettled[t] = torch.where(ends[t], unsettled[t], ~acts[t + 1] & unsettled[t + 1])
