@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: install readme train test test-slow format clean
 
-train: .venv/installed  ## three agents learn to cover three landmarks: two minutes on two cores
+train: .venv/installed  ## three agents learn to cover three landmarks: about a minute
 	$(BIN)/shoal train mappo simple_spread --steps 2M --envs 256 --algo.lr 1e-3 --algo.gamma 0.95
 
 test: .venv/installed  ## format, lint, types and tests
