@@ -90,6 +90,15 @@ WRONG = [
     ("mappo simple_spread --config nowhere.json", ["nowhere.json"]),
     ("mappo simple_spread --init nowhere", ["'nowhere' is no run"]),
     ("./nowhere.py simple_spread", ["./nowhere.py"]),
+    ("mappo simple_spread --threads 100000", ["--threads is 100000"]),
+    ("mappo simple_spread --algo.clip nan", ["--algo.clip is nan"]),
+    ("mappo simple_spread --algo.clip -1", ["--algo.clip is -1"]),
+    ("mappo simple_spread --algo.grad-clip 0", ["--algo.grad-clip is 0"]),
+    ("mappo simple_spread --algo.log-std 100", ["--algo.log-std is 100"]),
+    ("mappo simple_spread --save.keep -7", ["--save.keep is -7"]),
+    ("mappo simple_spread --stop-score nan", ["--stop-score is nan"]),
+    ("mappo simple_spread --envs 1e12", ["not enough memory"]),
+    ("mappo simple_spread --net.hidden 99999999999", ["not enough memory"]),
 ]
 
 
@@ -120,6 +129,7 @@ def test_verbs_refuse_what_they_cannot_take(capsys, run):
         (["resume", "nowhere"], "is no run"),
         (["bench", "speed"], "env or train"),
         (["bench", "env", "nowhere"], "no environment 'nowhere'"),
+        (["bench", "env", "simple", "--repeats", "0"], "--repeats is 0"),
     ]:
         assert word in refused(capsys, *argv)
 
@@ -206,16 +216,30 @@ def test_an_algorithm_that_cannot_take_the_actions(capsys, tmp_path):
     assert "continuous" in err
     assert not (tmp_path / "x").exists()
     assert main([str(w) for w in words] + ["--out", str(tmp_path / "y")]) == 0
-    assert (tmp_path / "y" / "picky.py").read_text() == PICKY  # a user's file is copied into the run
+    assert (tmp_path / "y" / "code" / "algos" / "picky.py").read_text() == PICKY  # a user's file is copied into the run
+
+
+def test_a_file_of_the_other_kind(capsys, tmp_path):
+    (tmp_path / "picky.py").write_text(PICKY)
+    assert "is no environment" in refused(capsys, "train", "mappo", tmp_path / "picky.py", "--out", tmp_path / "x")
+
+
+def test_another_algorithm_over_a_config_takes_its_own_defaults(tag, tmp_path):
+    assert main(["train", "mappo", "simple_tag", "--config", str(tag), "--out", str(tmp_path / "x")]) == 0
+    players = json.loads((tmp_path / "x" / "config.json").read_text())["players"]
+    assert {p["algo"]["critic"] for p in players.values()} == {"world"}
 
 
 def test_unknown_keys_of_a_config_are_errors(capsys, run, tmp_path):
     values = json.loads((run / "config.json").read_text())
     (tmp_path / "a.json").write_text(json.dumps({**values, "algoo": 1}))
     assert "'algoo'" in refused(capsys, "train", "--config", tmp_path / "a.json")
-    values["sections"]["algo"]["gama"] = 0.9
+    values["sections"]["algo"] = {"gama": 0.9}
     (tmp_path / "b.json").write_text(json.dumps(values))
     assert "'gama'" in refused(capsys, "train", "--config", tmp_path / "b.json", "--out", tmp_path / "x")
+    for key, value in (("algo", 1), ("sections", {"algo": 3}), ("run", []), ("groups", {"agents": {"algoo": {}}})):
+        (tmp_path / "d.json").write_text(json.dumps({"algo": "mappo", "env": "simple_spread", key: value}))
+        assert "'algoo'" in (err := refused(capsys, "train", "--config", tmp_path / "d.json")) or "not of the form" in err
     (tmp_path / "c.json").write_text("{")
     assert "is not JSON" in refused(capsys, "train", "--config", tmp_path / "c.json")
 

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 
 from shoal.envs.base import Environment
-from shoal.spec import Frame, UserError, View
+from shoal.spec import Box, Frame, Group, UserError, View
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import Hook, Loop
 from shoal.training.loop import resume as resume_loop
-from shoal.training.players import frozen_players
+from shoal.training.players import frozen_players, record
 from shoal.training.run import Run
-from shoal.training.settings import Settings, choose_device, make_env, resolve
+from shoal.training.settings import Resolved, Settings, choose_device, make_env, resolve
 
 
 def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
     """An environment by id or path, with its own settings as keywords."""
-    if rows < 1:
-        raise UserError(f"rows is {rows}: a world has at least one.")
+    if not isinstance(rows, int) or rows < 1:
+        raise UserError(f"rows is {rows!r}: it takes a whole number, at least 1.")
     return make_env(env, rows, choose_device(device), dtype, **config)
 
 
@@ -53,17 +53,39 @@ def train(
 def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
-    loop = Loop(resolved, hook=hook)
-    loop.folder = Run.create(resolved)
+    try:
+        loop = Loop(resolved, hooks_of(resolved, hook))
+    except (RuntimeError, MemoryError) as e:
+        if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e):
+            raise UserError("there is not enough memory for so much: take fewer --envs, or smaller nets.") from None
+        raise
+    loop.folder = Run.create(resolved, record(loop.players))
     loop.run()
     return loop.folder, loop
 
 
-def resume(run: str | Path | Run, steps: int | None = None, hook: Hook | None = None, quiet: bool | None = None) -> Run:
+def hooks_of(resolved: Resolved, hook: Hook | None) -> list[Hook]:
+    hooks = [hook] if hook is not None else []
+    if resolved.run.render:
+        from shoal.tools.watch import ClipHook, require_drawing
+
+        require_drawing(resolved.make_env(1), resolved.settings.env)
+        hooks.append(ClipHook())
+    return hooks
+
+
+def resume(
+    run: str | Path | Run, steps: int | None = None, hook: Hook | None = None, quiet: bool = False, device: str | None = None
+) -> Run:
     """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total."""
-    loop = resume_loop(run.path if isinstance(run, Run) else run, steps, hook, quiet)
+    return go_on(run, steps, hook, quiet, device).folder
+
+
+def go_on(run: str | Path | Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Loop:
+    run = run if isinstance(run, Run) else Run(run)
+    loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device)
     loop.run()
-    return loop.folder
+    return loop
 
 
 def evaluate(
@@ -79,10 +101,10 @@ def evaluate(
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}: it must be at least 1.")
     run = run if isinstance(run, Run) else Run(run)
-    resolved = run.resolve()
+    resolved = run.resolve(device)
     torch.set_num_threads(resolved.run.threads)
     rows, each = rows_for(episodes)
-    env = resolved.make_env(rows, choose_device(device))
+    env = resolved.make_env(rows)
     players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
     return play_episodes(env, players, each, (resolved.run.seed if seed is None else seed) + 1_000_003, sampled)
 
@@ -90,8 +112,8 @@ def evaluate(
 def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu") -> Policy:
     """What a run learnt, ready to act."""
     run = run if isinstance(run, Run) else Run(run)
-    spec = run.resolve().make_env(1, choose_device(device)).spec
-    return Policy(frozen_players(run, spec, choose_device(device), checkpoint, {}), choose_device(device))
+    resolved = run.resolve(device)
+    return Policy(frozen_players(run, resolved.make_env(1).spec, resolved.device, checkpoint, {}), resolved.device)
 
 
 class Policy:
@@ -123,16 +145,21 @@ class Policy:
                     actions[name] = int(a) if g.action.shape == () else a
         return actions, memory
 
-    def _view(self, g: Any, observations: dict[str, Any], masks: dict[str, Any], first: bool) -> View:
-        blank = np.zeros(g.obs, np.float32)
-        obs = torch.as_tensor(np.stack([np.asarray(observations.get(a, blank)) for a in g.agents]), device=self.device)
-        if tuple(obs.shape[1:]) != g.obs:
-            raise UserError(f"an observation of {g.name!r} has shape {tuple(obs.shape[1:])}; this policy takes {g.obs}.")
+    def _view(self, g: Group, observations: dict[str, Any], masks: dict[str, Any], first: bool) -> View:
+        shape: Any = g.obs
+        choices = () if isinstance(g.action, Box) else (sum(g.action.sizes),)
+        obs = [_array(observations.get(a, np.zeros(shape, np.float32)), shape, f"the observation of {a!r}") for a in g.agents]
         alive = torch.tensor([[a in observations for a in g.agents]], device=self.device)
         legal = None
         if any(a in masks for a in g.agents):
-            ones = np.ones(sum(g.action.sizes), bool)
-            legal = torch.as_tensor(np.stack([np.asarray(masks.get(a, ones), bool) for a in g.agents]), device=self.device)[
-                None
-            ]
-        return View(obs[None], alive, alive, torch.full_like(alive, first), legal)
+            each = [_array(masks.get(a, np.ones(choices, bool)), choices, f"the mask of {a!r}").astype(bool) for a in g.agents]
+            legal = torch.as_tensor(np.stack(each), device=self.device)[None]
+        seen = torch.as_tensor(np.stack(obs), device=self.device)[None]
+        return View(seen, alive, alive, torch.full_like(alive, first), legal)
+
+
+def _array(value: Any, shape: Any, what: str) -> Any:
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise UserError(f"{what} has shape {array.shape}; this policy takes {shape}.")
+    return array

@@ -6,6 +6,7 @@ What a user typed wrong is one sentence on stderr and exit status 2; nothing is 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ SWITCHES = {"help", "json", "quiet", "sampled", "render", "version"}
 @dataclass(frozen=True)
 class ResumeOptions:
     steps: int | None = None  # a new total of environment steps
+    device: str | None = None  # go on there; default: as it was
     quiet: bool = False  # print nothing
 
 
@@ -132,18 +134,10 @@ def train(words: list[str], flags: dict[str, str]) -> int:
     if flags.pop("help", None):
         print_flags(f"shoal train {words[0]} {words[1]} [flags]", all_flags(algo, env), TRAIN_NOTES)
         return 0
-    render = flags.pop("render", None)
-    settings = from_flags(words[0], words[1], flags, base)
-    hook = None
-    if render:
-        from shoal.tools.watch import ClipHook, require_drawing
-        from shoal.training.settings import resolve
-
-        require_drawing(resolve(settings).make_env(1), words[1])
-        hook = ClipHook()
     from shoal.api import start
 
-    return _train(lambda: start(settings, hook)[1])
+    settings = from_flags(words[0], words[1], flags, base)
+    return _train(lambda: start(settings)[1])
 
 
 TRAIN_NOTES = """\
@@ -151,7 +145,6 @@ also:
   --algo.GROUP.FIELD, --net.GROUP.FIELD   the same for one group: --algo.adversary.lr 1e-3
   --team.NAME ALGO|RUN|random             who plays a group or team: an algorithm that learns, a run that only acts
   --config FILE                           start from a config.json (or a run's folder); flags are laid over it
-  --render                                leave a clip of each evaluation in the run's media/
 """
 
 
@@ -160,14 +153,9 @@ def resume(words: list[str], flags: dict[str, str]) -> int:
     if options is None:
         return 0
     (run,) = exactly(words, 1, "resume takes a run's folder")
-    from shoal.training.loop import resume as resume_loop
+    from shoal.api import go_on
 
-    return _train(lambda: _go(resume_loop(run, options.steps, quiet=options.quiet or None)))
-
-
-def _go(loop: Any) -> Any:
-    loop.run()
-    return loop
+    return _train(lambda: go_on(run, options.steps, None, options.quiet, options.device))
 
 
 def _train(work: Any) -> int:
@@ -179,8 +167,11 @@ def _train(work: Any) -> int:
     except DivergedError as e:
         print(f"shoal: {e}", file=sys.stderr)
         return 1
+    except OSError as e:
+        print(f"shoal: the run could not be written, and stopped: {e}.", file=sys.stderr)
+        return 1
     if not loop.config.quiet:
-        path = loop.folder.path
+        path = shlex.quote(str(loop.folder.path))
         if loop.stopped:
             print(f"stopped at step {loop.step:,}: {loop.stopped}. Go on with: shoal resume {path}")
         elif loop.step < loop.config.steps:
@@ -302,7 +293,7 @@ def bench(words: list[str], flags: dict[str, str]) -> int:
         if "help" in flags and not words:
             print("shoal bench env ENV [flags]\nshoal bench train ALGO ENV [flags]")
             return 0
-        raise UserError(f"bench takes env or train; it was given {words[0] if words else 'neither'!r}.")
+        raise UserError(f"bench takes env or train; it was given {repr(words[0]) if words else 'neither'}.")
     usage = "bench env ENV" if words[0] == "env" else "bench train ALGO ENV"
     options = parse(kinds[words[0]], words, flags, usage)
     if options is None:

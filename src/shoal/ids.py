@@ -31,6 +31,7 @@ class Entry:
     """A name that can be asked for."""
 
     id: str
+    kind: str  # algos or envs
     path: Path
     module: str
     cls: str
@@ -39,7 +40,14 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def load(self) -> Any:
-        return getattr(load_module(self), self.cls)
+        cls = getattr(load_module(self), self.cls)
+        name = KINDS[self.kind]
+        base = getattr(importlib.import_module(f"shoal.{self.kind}.base"), name.capitalize())
+        if not issubclass(cls, base):
+            raise UserError(
+                f"{self.path.name} is no {name}: its class {self.cls} does not derive from Shoal's {base.__name__}."
+            )
+        return cls
 
 
 @cache
@@ -47,7 +55,7 @@ def catalog(kind: str) -> dict[str, Entry]:
     """Every algorithm ("algos") or environment ("envs") of the package, by id."""
     found: dict[str, Entry] = {}
     for path in sorted((ROOT / kind).rglob("*.py")):
-        for entry in _entries(path, ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts))):
+        for entry in _entries(kind, path, ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts))):
             if entry.id in found:
                 raise UserError(f"two files claim the id {entry.id!r}: {found[entry.id].path} and {path}.")
             found[entry.id] = entry
@@ -61,7 +69,7 @@ def find(kind: str, id: str) -> Entry:
         if not path.is_file():
             raise UserError(f"there is no file {id!r}.")
         name = f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
-        entries = _entries(path, name)
+        entries = _entries(kind, path, name)
         if not entries:
             raise UserError(f"{id!r} defines no {KINDS[kind]}: it needs one class that derives from Shoal's base class.")
         return entries[0]
@@ -89,7 +97,7 @@ def load_module(entry: Entry) -> ModuleType:
     return module
 
 
-def _entries(path: Path, module: str) -> list[Entry]:
+def _entries(kind: str, path: Path, module: str) -> list[Entry]:
     try:
         tree = ast.parse(path.read_text())
     except (SyntaxError, UnicodeDecodeError) as e:
@@ -107,7 +115,7 @@ def _entries(path: Path, module: str) -> list[Entry]:
     cls = concrete[-1]
     summary = (ast.get_docstring(tree) or "").partition("\n")[0]
     family = path.parent.name
-    entries = [Entry(path.stem, path, module, cls.name, family, summary)]
+    entries = [Entry(path.stem, kind, path, module, cls.name, family, summary)]
     for node in cls.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if (
@@ -117,5 +125,5 @@ def _entries(path: Path, module: str) -> list[Entry]:
             and node.value
         ):
             for name, settings in ast.literal_eval(node.value).items():
-                entries.append(Entry(name, path, module, cls.name, family, summary, settings))
+                entries.append(Entry(name, kind, path, module, cls.name, family, summary, settings))
     return entries

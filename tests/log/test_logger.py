@@ -234,4 +234,15 @@ def test_wandb_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'shoal\[wandb\]'\.$"):
-        require()
+        require(LogConfig(wandb=True))
+
+
+def test_wandb_online_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    from shoal.log.wandb import require
+
+    monkeypatch.setattr(type(wandb.api), "api_key", None, raising=False)
+    with pytest.raises(UserError, match="wandb login"):
+        require(LogConfig(wandb=True))
+    assert require(LogConfig(wandb=True, wandb_mode="offline")) is wandb

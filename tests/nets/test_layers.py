@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.nets.layers import ACTIVATIONS, MLP, NetConfig, count_parameters
+from shoal.nets.layers import ACTIVATIONS, MLP, NetConfig
 from shoal.spec import UserError
 
 torch.set_num_threads(1)
@@ -134,11 +134,5 @@ def test_no_hidden_layers() -> None:
     own = mlp("none", hidden=())
     assert own(x).shape == (5, 3, 2)
 
-
-def test_count_and_config() -> None:
-    # 4 + 3 ids -> 8 -> 2: 7 * 8 + 8 + 8 * 2 + 2 = 82; one net an agent, no ids: 3 (4 * 8 + 8 + 8 * 2 + 2) = 174
-    assert count_parameters([mlp("id", hidden=(8,))]) == 82
-    assert count_parameters([mlp("none", hidden=(8,))]) == 174
-    assert count_parameters([nn.Linear(2, 3), nn.Linear(1, 1)]) == 11
     with pytest.raises(UserError, match=r"--net.hidden is 8,0: a layer needs at least one unit\."):
         NetConfig(hidden=(8, 0))

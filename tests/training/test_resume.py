@@ -2,14 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+import shoal as shoal_api
+from shoal.training.loop import DivergedError
 from shoal.training.run import Run
 
 FLAGS = (
@@ -121,3 +125,154 @@ def test_resume_with_a_new_total(tmp_path):
     refused = shoal("resume", run, "--steps", 100)
     assert refused.returncode == 2
     assert "has done 16000 already" in refused.stderr
+
+
+# --- odd places ---
+
+QUICK = {"envs": 8, "quiet": True, "algo": {"rollout": 10}, "eval": {"episodes": 4}, "log": {"tensorboard": False}}
+
+
+class Crash(shoal_api.Hook):
+    def before_iteration(self, loop):
+        raise KeyboardInterrupt
+
+
+def test_from_the_checkpoint_of_step_0(tmp_path):
+    """The first evaluation is in that checkpoint, and is not done twice."""
+    whole = shoal_api.train("ippo", "simple", steps=1600, out=tmp_path / "a", **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        shoal_api.train("ippo", "simple", steps=1600, out=tmp_path / "b", hook=Crash(), **QUICK)
+    broken = shoal_api.resume(tmp_path / "b", quiet=True)
+    assert metrics(whole.path) == metrics(broken.path)
+    a, b = whole.load("last"), broken.load("last")
+    assert a["evaluations"] == b["evaluations"]
+    assert torch.equal(a["evaluation_sum"], b["evaluation_sum"])
+
+
+def test_from_before_the_first_checkpoint(tmp_path):
+    whole = shoal_api.train("ippo", "simple", steps=800, out=tmp_path / "a", **QUICK)
+    other = shoal_api.train("ippo", "simple", steps=800, out=tmp_path / "b", **QUICK)
+    for path in other.checkpoints.iterdir():
+        path.unlink()
+    shoal_api.resume(other, quiet=True)
+    assert metrics(whole.path) == metrics(other.path)
+
+
+def test_groups_played_by_several_algorithms(tmp_path):
+    """Each keeps settings of its own, whatever the defaults of the run's main algorithm are."""
+    team = {"adversary": "mappo"}
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for path, until in zip(runs, (None, 800), strict=True):
+        shoal_api.train("ippo", "simple_tag", steps=1600, until=until, out=path, team=team, **QUICK)
+    config = json.loads((runs[1] / "config.json").read_text())["players"]
+    assert (config["adversary"]["algo"]["critic"], config["agent"]["algo"]["critic"]) == ("world", "own")
+    shoal_api.resume(runs[1], quiet=True)
+    assert metrics(runs[0]) == metrics(runs[1])
+    shoal_api.evaluate(runs[1], 4)
+
+
+def test_an_opponent_is_kept_in_the_run(tmp_path):
+    shoal_api.train("ippo", "simple_tag", steps=800, out=tmp_path / "opp", **QUICK)
+    run = shoal_api.train(
+        "ippo", "simple_tag", steps=1600, until=800, out=tmp_path / "r", team={"adversary": str(tmp_path / "opp")}, **QUICK
+    )
+    before = shoal_api.evaluate(run, 8).returns["adversary"]
+    shutil.rmtree(tmp_path / "opp")
+    assert torch.equal(shoal_api.evaluate(run, 8).returns["adversary"], before)
+    kept = run.load("last")["algorithms"]["adversary"]
+    shoal_api.resume(run, quiet=True)
+    assert all(torch.equal(x, kept[k]) for k, x in run.load("last")["algorithms"]["adversary"].items())
+
+
+MINE = '''"""Moves right."""
+import torch
+from shoal.algos.random import Random
+
+
+class Mine(Random):
+    def act(self, frame, memory, noise, explore):
+        actions = {g: torch.full(frame[g].acts.shape, SIDE) for g in self.groups}
+        return actions, memory, {g: {} for g in self.groups}
+'''
+
+
+def test_a_users_own_file_is_kept_in_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.replace("SIDE", "2"))
+    run = shoal_api.train("./mine.py", "simple", steps=800, until=400, out=tmp_path / "r", **{**QUICK, "algo": {}})
+    before = shoal_api.evaluate(run, 4).returns["agents"]
+    (tmp_path / "mine.py").write_text(MINE.replace("SIDE", "1"))
+    monkeypatch.chdir("/")
+    assert torch.equal(shoal_api.evaluate(run.path, 4).returns["agents"], before)
+    shoal_api.resume(run.path, quiet=True)
+    assert run.load("last")["step"] == 800
+
+
+def test_a_new_total_outlives_an_interruption(tmp_path):
+    class Stop(shoal_api.Hook):
+        def after_iteration(self, loop):
+            if loop.step >= 1200:
+                loop.stop("enough")
+
+    run = shoal_api.train("ippo", "simple", steps=800, out=tmp_path / "r", **QUICK)
+    shoal_api.resume(run, steps=2400, hook=Stop(), quiet=True)
+    assert run.load("last")["step"] == 1200
+    shoal_api.resume(run, quiet=True)
+    assert run.load("last")["step"] == 2400
+
+
+def test_init_takes_weights_for_those_who_learn_alone(tmp_path):
+    one = shoal_api.train("ippo", "simple_tag", steps=800, out=tmp_path / "one", **QUICK)
+    two = shoal_api.train("ippo", "simple_tag", steps=800, seed=7, out=tmp_path / "two", **QUICK)
+    for who in (str(two.path), "random"):
+        run = shoal_api.train(
+            "ippo",
+            "simple_tag",
+            steps=1,
+            until=1,
+            init=str(one.path),
+            team={"adversary": who},
+            out=tmp_path / Path(who).name / "x",
+            **QUICK,
+        )
+        first = run.load("best")["algorithms"]
+        assert float(first["agent"]["actor_optimiser.steps"]) in (0, 16)
+        if who != "random":
+            theirs = two.load("best")["algorithms"]["adversary"]
+            assert torch.equal(first["adversary"]["actor.body.weights.0"], theirs["actor.body.weights.0"])
+
+
+def test_a_run_of_another_device_is_played_here(tmp_path):
+    run = shoal_api.train("ippo", "simple", steps=400, out=tmp_path / "r", **QUICK)
+    path = run.path / "config.json"
+    path.write_text(path.read_text().replace('"device": "auto"', '"device": "cuda:7"'))
+    shoal_api.evaluate(run.path, 4, device="cpu")
+    shoal_api.load(run.path)
+    shoal_api.resume(run.path, steps=800, quiet=True, device="cpu")
+
+
+def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
+    flags = ["--steps", "4000", "--envs", "8", "--eval.every", "400", "--eval.episodes", "4", "--log.tensorboard", "false"]
+    command = [sys.executable, "-m", "shoal.cli", "train", "ippo", "simple", *flags, "--out", str(tmp_path / "r")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+    assert Run(tmp_path / "r").load("last")["step"] == 4000
+
+
+def test_no_weight_that_is_not_finite_is_ever_saved(tmp_path):
+    """A step may end where the next gradient would show it: it is looked at before anything is written."""
+
+    class Poison(shoal_api.Hook):
+        def after_iteration(self, loop):
+            if loop.step == 480:
+                loop.learners[0].actor.body.weights[0].data[0, 0] = float("inf")
+
+    with pytest.raises(DivergedError):
+        shoal_api.train("ippo", "simple", steps=1600, hook=Poison(), out=tmp_path / "r", **QUICK)
+    for name in ("last", "best"):
+        state = Run(tmp_path / "r").load(name)
+        assert state["step"] < 480
+        assert all(x.isfinite().all() for x in state["algorithms"]["agents"].values())

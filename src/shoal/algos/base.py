@@ -53,6 +53,7 @@ class Algorithm(nn.Module, ABC):
     class Config:
         pass
 
+    id: str = ""  # the name it was asked for by
     feed: Rollout | Replay
 
     def __init__(
@@ -68,6 +69,11 @@ class Algorithm(nn.Module, ABC):
         fits(type(self), spec, groups)
         self.spec, self.groups, self.config, self.net = spec, groups, config, net
         first = spec[groups[0]]
+        for other in (spec[g] for g in groups[1:]):
+            if (other.obs, other.action) != (first.obs, first.action):
+                raise UserError(
+                    f"one {type(self).__name__} cannot play {first.name!r} and {other.name!r}: their spaces differ."
+                )
         self.space, self.obs = first.action, first.obs
         self.n = sum(spec[g].n for g in groups)
         self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
@@ -103,7 +109,7 @@ class Algorithm(nn.Module, ABC):
         """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D].
         Target nets where there are some, else the current policy's choice. For the critics of peers; no gradient."""
         with torch.no_grad():
-            actions, _, _ = self.act(batch.next, self.memory(0, batch.over.device), None, False)
+            actions, _, _ = self.act(batch.next, self.memory(batch.over.shape[1], batch.over.device), None, False)
         chosen, space = actions[group], self.spec[group].action
         if space.kind == "continuous":
             return chosen
@@ -231,14 +237,14 @@ class Optimiser(nn.Module):
         self._adam = torch.optim.AdamW([leaf], lr=self.rate, eps=1e-5, weight_decay=decay, fused=True)
         self._adam.state[leaf] = {"step": self.steps, "exp_avg": self.first, "exp_avg_sq": self.second}
 
-    def descend(self, loss: Tensor, count: Tensor | float, keep: Tensor | None = None) -> Tensor:
+    def descend(self, loss: Tensor, count: Tensor | int, keep: Tensor | None = None) -> Tensor:
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
         where `keep` is true, and never along a gradient that is not finite; that is remembered in `broken`, and no
         further step is taken. Returns the norm of the gradient before clipping."""
         grad = self._leaf[0].grad
         assert grad is not None
         grad.zero_()
-        (loss / torch.as_tensor(count, device=loss.device).clamp(min=1)).backward()
+        (loss / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))).backward()
         norm = grad.norm()
         if self.clip is not None:
             grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))

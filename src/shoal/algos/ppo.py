@@ -67,12 +67,18 @@ class PPO(Algorithm):
         log_std: float = 0.0  # continuous actions: log of the first standard deviation
 
         def __post_init__(self) -> None:
-            for name in ("rollout", "epochs", "minibatches", "lr"):
-                if not getattr(self, name) > 0:
-                    raise UserError(f"--algo.{name} is {getattr(self, name)}: it must be more than zero.")
-            for name in ("gamma", "lam", "lr_last"):
-                if not 0 <= getattr(self, name) <= 1:
-                    raise UserError(f"--algo.{name.replace('_', '-')} is {getattr(self, name)}: it is between 0 and 1.")
+            positive = ("rollout", "epochs", "minibatches", "lr", "lr_critic", "clip", "value_clip", "huber", "grad_clip")
+            bounds = {
+                **dict.fromkeys(positive, (1e-30, 1e30)),
+                **dict.fromkeys(("gamma", "lam", "lr_last"), (0, 1)),
+                **dict.fromkeys(("entropy", "weight_decay"), (0, 1e30)),
+                "log_std": (-5, 2),
+            }
+            for name, (low, high) in bounds.items():
+                value = getattr(self, name)
+                if value is not None and not low <= value <= high:
+                    must = "more than zero" if name in positive else f"between {low} and {high:g}"
+                    raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
 
     def __init__(
         self,
@@ -87,6 +93,8 @@ class PPO(Algorithm):
         c = config
         self.feed, self.noise = Rollout(c.rollout), noise_of(self.space)
         self.central = c.critic != "own"
+        if c.critic == "team" and len({spec[g].team for g in groups}) > 1:
+            raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")
         seen = scope_width(spec, groups, c.critic)
         self.actor = Actor(width_of(spec[groups[0]]), self.space, self.n, net, generator, c.squash, c.log_std)
         self.critic = Critic(seen, self.n, net, generator, self.central)
@@ -128,13 +136,14 @@ class PPO(Algorithm):
             unsettled = self._unsettled(batch)
             mask = mask if mask is None or unsettled is None else mask & ~unsettled
             obs, seen = self._obs(batch.frame, 2), self._seen(batch.frame)
-            value = self._values(seen)
+            before = self._critic(seen)  # in the normaliser's units of now, in which the critic goes on speaking
+            value = self._denormalised(before)
             advantage = self._advantage(batch, value)
             target = advantage + value
             variance = losses.explained_variance(value, target, mask)
             if self.value_norm is not None:
                 self.value_norm.update(target, mask)
-                value, target = self.value_norm.normalise(value), self.value_norm.normalise(target)
+                target = self.value_norm.normalise(target)
             if c.normalise_advantage:
                 advantage = losses.normalise(advantage, mask)
             data = {
@@ -144,7 +153,7 @@ class PPO(Algorithm):
                 "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"], 2),
                 "legal": self.joined(lambda g: batch.frame[g].legal, 2),
                 "advantage": advantage,
-                "value": value,
+                "value": before,
                 "target": target,
                 "mask": mask,
             }
@@ -177,7 +186,7 @@ class PPO(Algorithm):
             value_loss = losses.value_error(value, data["target"], c.huber)
         else:
             value_loss = losses.value_clip(value, data["value"], data["target"], c.value_clip, c.huber)
-        count = torch.tensor(float(ratio.numel()), device=ratio.device) if mask is None else mask.sum()
+        count = ratio.numel() if mask is None else mask.sum()
         total = losses.masked_sum(policy_loss - c.entropy * entropy, mask)
         grad_actor = self.actor_optimiser.descend(total, count)
         grad_critic = self.critic_optimiser.descend(losses.masked_sum(value_loss, mask), count)
@@ -216,11 +225,12 @@ class PPO(Algorithm):
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the reward's own units: [T, B, N]."""
-        return self._values(self._seen(frame))
+        return self._denormalised(self._critic(self._seen(frame)))
 
-    def _values(self, seen: Tensor) -> Tensor:
-        slabs = seen.split(max(1, SLAB // seen.shape[1]))
-        value = torch.cat([self.critic(x) for x in slabs])
+    def _critic(self, seen: Tensor) -> Tensor:
+        return torch.cat([self.critic(x) for x in seen.split(max(1, SLAB // seen.shape[1]))])
+
+    def _denormalised(self, value: Tensor) -> Tensor:
         return value if self.value_norm is None else self.value_norm.denormalise(value)
 
     def _prepared(self, obs: Any, group: Group) -> Tensor:

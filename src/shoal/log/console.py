@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -40,8 +41,14 @@ class Progressor:
             self.bar.update(self.task, scores="  ".join(f"{g} {x}" for g, x in self.shown.items()))
 
     def line(self, text: str) -> None:
-        if not self.quiet:
+        if self.live:
             self.console.print(text, markup=False, soft_wrap=True)
+        elif not self.quiet:
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:  # whoever read us went away: the run goes on, and says no more
+                self.quiet = True
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self) -> None:
         if self.bar is not None:

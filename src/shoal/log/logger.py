@@ -117,11 +117,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Every line of metrics.jsonl; a last line cut short by a crash is left out."""
     path = Path(folder) / "metrics.jsonl"
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(line))
+            value = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not (isinstance(value, dict) and {"step", "kind"} <= set(value)):
+            break
+        lines.append(value)
     return lines
 
 

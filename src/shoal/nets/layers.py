@@ -10,7 +10,6 @@ Input and output are [..., N, features]. `share` says what agents have in common
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -117,7 +116,3 @@ def _first(rows: int, columns: int, gain: float, init: str, generator: torch.Gen
     if init == "orthogonal":
         return nn.init.orthogonal_(weight, gain, generator=generator)
     return nn.init.xavier_uniform_(weight, gain, generator=generator)
-
-
-def count_parameters(modules: Sequence[nn.Module]) -> int:
-    return sum(p.numel() for m in modules for p in m.parameters())

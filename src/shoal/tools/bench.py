@@ -7,6 +7,7 @@ scenario. Ratios are of medians; timings of one machine at one time, so compare 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import statistics
 import time
@@ -16,12 +17,22 @@ from typing import Any
 
 import torch
 
+from shoal.ids import find
 from shoal.log.console import short
-from shoal.spec import Box
+from shoal.spec import Box, UserError
 from shoal.training.collect import play
 from shoal.training.loop import Loop
 from shoal.training.seeds import generator
 from shoal.training.settings import Settings, choose_device, make_env, resolve
+
+
+def _positive(options: Any) -> None:
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        if f.name not in ("device", "json") and not all(
+            0 < x <= 1e9 for x in (value if isinstance(value, tuple) else (value,))
+        ):
+            raise UserError(f"--{f.name} is {value}: it must be more than zero.")
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,9 @@ class EnvBench:
     threads: int = 1  # CPU threads
     device: str = "cpu"  # auto, cpu, cuda or cuda:1
     json: bool = False  # print one JSON value and nothing else
+
+    def __post_init__(self) -> None:
+        _positive(self)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,9 @@ class TrainBench:
     threads: int = 1  # CPU threads
     device: str = "cpu"  # auto, cpu, cuda or cuda:1
     json: bool = False  # print one JSON value and nothing else
+
+    def __post_init__(self) -> None:
+        _positive(self)
 
 
 @dataclass
@@ -141,10 +158,9 @@ def _stepper(env_id: str, rows: int, device: str) -> Callable[[], int]:
 
 def _trainer(algo: str, env_id: str, o: TrainBench) -> Callable[[], int]:
     """The loop's own collecting and updating, without logs, evaluations and checkpoints."""
-    sections: dict[str, dict[str, Any]] = {
-        "algo": {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches},
-        "net": {"hidden": o.hidden},
-    }
+    known = {f.name for f in dataclasses.fields(find("algos", algo).load().Config)}
+    wanted = {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches}
+    sections: dict[str, Any] = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": o.hidden}}
     run = {"envs": o.rows, "device": o.device, "threads": o.threads, "quiet": True}
 
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))
@@ -156,7 +172,7 @@ def _trainer(algo: str, env_id: str, o: TrainBench) -> Callable[[], int]:
         loop.pending.clear()
         if loop.env.device.type == "cuda":
             torch.cuda.synchronize()
-        return o.rollout * o.rows
+        return batch.over.numel()
 
     return work
 

@@ -29,6 +29,8 @@ class SaveConfig:
     def __post_init__(self) -> None:
         if self.every != "auto" and self.every < 0:
             raise UserError(f"--save.every is {self.every}: it is a number of steps, 0 for the end only.")
+        if self.keep < -1:
+            raise UserError(f"--save.keep is {self.keep}: it is a number of checkpoints, -1 for all.")
 
 
 def write(path: Path, state: dict[str, Any]) -> None:

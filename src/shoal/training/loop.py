@@ -12,6 +12,7 @@ import dataclasses
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
 from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
-from shoal.training.players import load_weights, make_players, restore_players, rollout_steps
-from shoal.training.run import Run
+from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
+from shoal.training.run import Run, slug
 from shoal.training.seeds import generator
-from shoal.training.settings import Resolved, resolve
+from shoal.training.settings import Resolved
 
 
 class Hook:
@@ -52,10 +53,12 @@ class DivergedError(RuntimeError):
 
 
 class Loop:
+    """A run under way. `folder` is the run to go on with; without, it is set before `run()`."""
+
     folder: Run
 
-    def __init__(self, resolved: Resolved, hook: Hook | None = None):
-        self.resolved, self.hook = resolved, hook or Hook()
+    def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None):
+        self.resolved, self.hooks = resolved, list(hooks)
         self.config, device = resolved.run, resolved.device
         torch.set_num_threads(self.config.threads)
         self.env = resolved.make_env(self.config.envs)
@@ -63,7 +66,10 @@ class Loop:
         self.eval_env = resolved.make_env(rows)
         common = self.env.spec.common or self.config.reward != "own"
         spec = dataclasses.replace(self.env.spec, common=common)  # as the learners are paid
-        self.players = make_players(resolved.settings, spec, self.config.seed, device)
+        if folder is None:
+            self.players = make_players(resolved.settings, spec, self.config.seed, device)
+        else:
+            self.folder, self.players = folder, recorded_players(folder, spec, device)
         self.learners = [a for a in self.players.algorithms if a.learns]
         self.rollout = rollout_steps(self.players.algorithms)
         names = metric_names(self.env.spec)
@@ -77,10 +83,11 @@ class Loop:
         self.last_train: dict[str, Any] = {}
         self.stopped: str | None = None
         self.signal: int | None = None
-        self.resumed_from: dict[str, int] | None = None  # how long the logs were at the checkpoint
+        self.restored = False
+        self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         if resolved.log.wandb:
-            wandb.require()
-        if self.config.init:
+            wandb.require(resolved.log)
+        if self.config.init and folder is None:
             load_weights(self.players, self.config.init)
 
     @property
@@ -93,28 +100,29 @@ class Loop:
 
     def run(self) -> str | None:
         """Train to the end. Returns why it stopped early, or none."""
+        restore = self._catch_signals()
         lock = self.folder.lock()
-        if self.resumed_from is not None:
-            cut(self.folder.path, self.resumed_from)
+        cut(self.folder.path, self.logs_at)
+        if self.folder.settings.run["steps"] != self.config.steps:
+            self.folder.set_steps(self.config.steps)
         c, began = self.config, time.perf_counter() - self.seconds
         limit = parse_span(c.time, "--time")
         goal = min(c.steps, c.until or c.steps)
         self.logger = self._open_log()
         self.console = Progressor(c.steps, self.step, c.quiet)
-        restore = self._catch_signals()
         try:
-            if self.step == 0:
+            if not self.restored:
                 self.evaluate()
                 self.save()
             while self.step < goal and self.stopped is None:
-                self._note(self.hook.before_iteration(self))
+                self._note("before_iteration")
                 before = self.step
                 batch = self.collector.collect(self.rollout)
                 self.step += self.rollout * self.env.rows
                 self.pay(batch)
                 self.update(batch)
                 self.seconds = time.perf_counter() - began
-                self._note(self.hook.after_iteration(self))
+                self._note("after_iteration")
                 self.console.advance(self.step, self.step / max(self.seconds, 1e-9))
                 if self._due(before, self.resolved.log.every, 100):
                     self.log()
@@ -164,7 +172,10 @@ class Loop:
         self.check_finite()
 
     def check_finite(self) -> None:
-        if any(bool(m.broken) for a in self.learners for m in a.modules() if isinstance(m, Optimiser)):
+        """Asked before anything is written: a gradient that was not finite, or a weight that is not."""
+        broken = any(bool(m.broken) for a in self.learners for m in a.modules() if isinstance(m, Optimiser))
+        weights = (x for a in self.learners for x in a.state_dict().values() if x.is_floating_point())
+        if broken or not all(bool(x.isfinite().all()) for x in weights):
             raise DivergedError(
                 f"a loss was not finite before step {self.step:,}, and training stopped; the last good checkpoint is in "
                 f"{self.folder.checkpoints}. Try a smaller learning rate."
@@ -180,7 +191,7 @@ class Loop:
         episodes = evaluate(self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled)
         for a, mode in zip(self.players.algorithms, modes, strict=True):
             a.train(mode)
-        self._note(self.hook.on_evaluation(self, episodes))
+        self._note("on_evaluation", episodes)
         numbers = self.logger.write(self.step, self.seconds, "eval", episodes.metrics())
         self.evaluations += 1
         self.evaluation_sum += episodes.each().cpu()
@@ -190,6 +201,7 @@ class Loop:
         self.console.line(f"step {self.step:>10,}  {clock(self.seconds)}  {rate:>6} steps/s  evaluation: {scores}")
         score = numbers[self.score_name]
         if score is not None and score > self.best:
+            self.check_finite()
             self.best = score
             if self.resolved.save.best != "none":
                 checkpoint.write(self.folder.checkpoints / "best.pt", self.state_dict())
@@ -214,8 +226,8 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         return {
             "shoal": 1,
-            "env": self.resolved.settings.env,
-            "algo": self.resolved.settings.algo,
+            "env": slug(self.resolved.settings.env),
+            "algo": slug(self.resolved.settings.algo),
             "step": self.step,
             "seconds": self.seconds,
             "best": self.best,
@@ -237,7 +249,7 @@ class Loop:
         self.collector.load_state_dict(state["collector"])
         self.update_noise.set_state(state["update_noise"].cpu())
         self.pending = {k: [x.to(self.env.device) for x in xs] for k, xs in state["pending"].items()}
-        self.resumed_from = state["logs"]
+        self.restored, self.logs_at = True, state["logs"]
 
     # --- inside ---
 
@@ -248,9 +260,11 @@ class Loop:
         every = max(self.config.steps // share, 1) if every == "auto" else int(every)
         return self.step // every > before // every or self.step >= self.config.steps
 
-    def _note(self, metrics: dict[str, Any] | None) -> None:
-        for k, x in (metrics or {}).items():
-            self.pending.setdefault(k, []).append(torch.as_tensor(x))
+    def _note(self, moment: str, *args: Any) -> None:
+        """Ask the hooks, and keep what they want logged."""
+        for hook in self.hooks:
+            for k, x in (getattr(hook, moment)(self, *args) or {}).items():
+                self.pending.setdefault(k, []).append(torch.as_tensor(x))
 
     def _open_log(self) -> Logger:
         folder, settings = self.folder.path, self.resolved.settings
@@ -281,23 +295,28 @@ class Loop:
         return restore
 
 
-def resume(path: str | Path, steps: int | None = None, hook: Hook | None = None, quiet: bool | None = None) -> Loop:
-    """The loop of a run as it was at its last checkpoint."""
+def resume(
+    path: str | Path, steps: int | None = None, hooks: Sequence[Hook] = (), quiet: bool = False, device: str | None = None
+) -> Loop:
+    """The loop of a run as it was at its last checkpoint, or at its beginning where it has none yet."""
     run = Run(path)
-    resolved = resolve(run.settings)
-    state = run.load("last")
-    if state["env"] != run.settings.env or state["algo"] != run.settings.algo:
+    resolved = run.resolve(device)
+    state = run.load("last") if (run.checkpoints / "last.pt").exists() else None
+    expected = slug(run.settings.env), slug(run.settings.algo)
+    if state is not None and (state["env"], state["algo"]) != expected:
         raise UserError(
             f"the last checkpoint of {path} is of {state['algo']} on {state['env']}, and the run is of "
-            f"{run.settings.algo} on {run.settings.env}."
+            f"{expected[1]} on {expected[0]}."
         )
-    if steps is not None and steps <= state["step"]:
-        raise UserError(f"--steps is {steps} and the run has done {state['step']} already: it sets a new total.")
-    changed: dict[str, Any] = {"until": None, "time": None, "init": None}  # what an earlier call asked for itself
+    done = state["step"] if state else 0
+    if steps is not None and steps <= done:
+        raise UserError(f"--steps is {steps} and the run has done {done} already: it sets a new total.")
+    changed: dict[str, Any] = {"until": None, "time": None, "quiet": quiet}  # what an earlier call asked for itself
     changed.update({} if steps is None else {"steps": steps})
-    changed.update({} if quiet is None else {"quiet": quiet})
     config = dataclasses.replace(resolved.run, **changed)
-    loop = Loop(dataclasses.replace(resolved, run=config), hook)
-    loop.folder = run
-    loop.load_state_dict(state)
+    loop = Loop(dataclasses.replace(resolved, run=config), hooks, run)
+    if state is not None:
+        loop.load_state_dict(state)
+    elif config.init:
+        load_weights(loop.players, config.init)
     return loop

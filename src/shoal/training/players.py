@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.algos.base import Algorithm, Rollout
+from shoal.algos.base import Algorithm, Optimiser, Rollout
 from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
 from shoal.training import checkpoint
@@ -31,6 +32,19 @@ def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.dev
     return Players(spec, algorithms)
 
 
+def recorded_players(run: Run, spec: EnvSpec, device: torch.device) -> Players:
+    """Those who played a run, as it recorded them; their weights are in its checkpoints."""
+    return Players(spec, [_recorded(run, spec, g.name, device) for g in spec.groups])
+
+
+def record(players: Players) -> dict[str, dict[str, Any]]:
+    """Who plays each group, for a run's config.json."""
+    return {
+        g: {"id": a.id, "learns": a.learns, "algo": dataclasses.asdict(a.config), "net": dataclasses.asdict(a.net)}
+        for g, a in players.of.items()
+    }
+
+
 def _algorithm(who: str, settings: Settings) -> Entry:
     try:
         return find("algos", who)
@@ -41,7 +55,19 @@ def _algorithm(who: str, settings: Settings) -> Entry:
 
 def _make(entry: Entry, settings: Settings, spec: EnvSpec, group: str, seed: int, device: torch.device) -> Algorithm:
     config, net = group_config(settings, entry, group)
-    return entry.load()(spec, (group,), config, net, generator(seed, "nets", group), device)
+    algorithm = entry.load()(spec, (group,), config, net, generator(seed, "nets", group), device)
+    algorithm.id = str(entry.path) if entry.module.startswith("shoal_user_") else entry.id
+    return algorithm
+
+
+def _recorded(run: Run, spec: EnvSpec, group: str, device: torch.device) -> Algorithm:
+    player = run.settings.players.get(group)
+    if player is None:
+        raise UserError(f"the run {run.path} has no group {group!r}: it has {', '.join(run.settings.players) or 'none'}.")
+    settings = Settings(player["id"], run.settings.env, players=run.settings.players)
+    algorithm = _make(find("algos", player["id"]), settings, spec, group, 0, device)
+    algorithm.learns = player["learns"]  # type: ignore[misc]
+    return algorithm
 
 
 def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, team: dict[str, str]) -> Players:
@@ -63,9 +89,8 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
 
 def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, which: str = "auto") -> Algorithm:
     """What a run learnt for the group of this name."""
-    theirs = run.resolve().make_env(1, torch.device("cpu")).spec
-    names = [g.name for g in theirs.groups]
-    if group not in names:
+    theirs = run.resolve("cpu").make_env(1).spec
+    if group not in (names := [g.name for g in theirs.groups]):
         raise UserError(f"the run {run.path} has no group {group!r}: it has {', '.join(names)}.")
     mine, other = spec[group], theirs[group]
     if (mine.obs, mine.action, mine.n) != (other.obs, other.action, other.n):
@@ -73,10 +98,7 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
             f"the run {run.path} learnt a {group!r} of {other.n} agents, observation {other.obs} and {other.action}; "
             f"here it is {mine.n}, {mine.obs} and {mine.action}."
         )
-    who = seats(run.settings, theirs)[group]
-    if who not in catalog("algos") and Path(who).is_dir():
-        return frozen_policy(Run(who), spec, group, device)
-    policy = _make(find("algos", who), run.settings, spec, group, 0, device)
+    policy = _recorded(run, spec, group, device)
     restore(policy, read_policy(run, which), str(run.path))
     policy.learns = False  # type: ignore[misc]
     return policy.eval()
@@ -94,13 +116,15 @@ def restore_players(players: Players, state: dict[str, Any], source: str) -> Non
         restore(a, state, source)
 
 
-def restore(algorithm: Algorithm, state: dict[str, Any], source: str) -> None:
-    """Load one algorithm's weights and all it counts, or say what does not fit."""
+def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tuple[str, ...] = ()) -> None:
+    """Load one algorithm's weights and all it counts, or say what does not fit. Modules named in `leave` stay as they are."""
     key = ",".join(algorithm.groups)
     theirs = state["algorithms"].get(key)
     if theirs is None:
         raise UserError(f"the checkpoint of {source} has no group {key!r}: it has {', '.join(state['algorithms'])}.")
-    problems = checkpoint.misfits(algorithm.state_dict(), theirs)
+    mine = algorithm.state_dict()
+    theirs = {**theirs, **{k: x for k, x in mine.items() if k.startswith(leave)}} if leave else theirs
+    problems = checkpoint.misfits(mine, theirs)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"the checkpoint of {source} does not fit the group {key!r}: {problems[0]}{more}.")
@@ -108,10 +132,12 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str) -> None:
 
 
 def load_weights(players: Players, source: str) -> None:
-    """Start from another run's weights: everything that learns, but no counters of the run."""
+    """Start the learners from another run's weights and normalisers; optimisers begin anew."""
     path = Path(source)
     state = checkpoint.read(path) if path.is_file() else read_policy(Run(path))
-    restore_players(players, state, source)
+    for a in players.algorithms:
+        if a.learns:
+            restore(a, state, source, leave=tuple(n for n, m in a.named_modules() if isinstance(m, Optimiser)))
 
 
 def rollout_steps(algorithms: list[Algorithm]) -> int:

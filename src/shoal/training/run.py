@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from datetime import datetime
@@ -29,7 +31,7 @@ class Run:
         self.path = Path(path)
         if not (self.path / "config.json").is_file():
             raise UserError(f"{str(path)!r} is no run: there is no config.json in it; `shoal runs` lists those under runs/.")
-        self.settings = Settings.from_json(self.path / "config.json")
+        self.settings = self._with_own_code(Settings.from_json(self.path / "config.json"))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -45,8 +47,28 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         return [line for line in self.metrics if line["kind"] == "eval"]
 
-    def resolve(self) -> Resolved:
-        return resolve(self.settings)
+    def resolve(self, device: str | None = None) -> Resolved:
+        return resolve(self.settings, device)
+
+    def _with_own_code(self, settings: Settings) -> Settings:
+        """A user's own files as they were when the run began: it keeps copies."""
+
+        def own(kind: str, id: str) -> str:
+            copy = self.path / "code" / kind / Path(id).name
+            return str(copy) if id.endswith(".py") and copy.exists() else id
+
+        players = {g: {**p, "id": own("algos", p["id"])} for g, p in settings.players.items()}
+        team = {g: own("algos", who) for g, who in settings.team.items()}
+        return dataclasses.replace(
+            settings, algo=own("algos", settings.algo), env=own("envs", settings.env), players=players, team=team
+        )
+
+    def set_steps(self, steps: int) -> None:
+        """A new total, for those who go on after us."""
+        settings = Settings.from_json(self.path / "config.json")
+        aside = self.path / "config.json.part"
+        aside.write_text(dataclasses.replace(settings, run={**settings.run, "steps": steps}).to_json())
+        aside.replace(self.path / "config.json")
 
     def load(self, which: str = "last") -> dict[str, Any]:
         """A checkpoint by name: last, best or a step's number."""
@@ -69,12 +91,17 @@ class Run:
         return f
 
     @staticmethod
-    def create(resolved: Resolved) -> Run:
+    def create(resolved: Resolved, players: dict[str, dict[str, Any]]) -> Run:
         """A new folder with its config.json and versions.json. Nothing is made when it cannot be made whole."""
         settings, run = resolved.settings, resolved.run
+        record = settings.completed(players).to_json()
         folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
+        if (folder / "config.json").exists():
+            raise UserError(
+                f"the run {folder} exists: go on with `shoal resume {shlex.quote(str(folder))}`, or choose another --out."
+            )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"the run folder {folder} exists: go on with `shoal resume {folder}`, or choose another --out.")
+            raise UserError(f"{folder} exists and is no run: choose another --out.")
         try:
             for sub in ("checkpoints", "media"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)
@@ -82,11 +109,12 @@ class Run:
             raise UserError(f"the run folder {folder} cannot be made: {e.strerror}; choose another --out.") from None
         if not os.access(folder, os.W_OK):
             raise UserError(f"the run folder {folder} cannot be written; choose another --out.")
-        for name in (settings.algo, settings.env):
-            if name.endswith(".py"):
-                shutil.copy(name, folder / Path(name).name)
+        for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env})):
+            for id in (i for i in ids if i.endswith(".py")):
+                (folder / "code" / kind).mkdir(parents=True, exist_ok=True)
+                shutil.copy(id, folder / "code" / kind / Path(id).name)
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
-        (folder / "config.json").write_text(settings.completed().to_json())  # last: with it the folder is a run
+        (folder / "config.json").write_text(record)  # last: with it the folder is a run
         return Run(folder)
 
 
@@ -110,12 +138,10 @@ def versions(resolved: Resolved) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             return None
 
-    where = Path(__file__).parent
-    commit = None
-    if any((p / ".git").exists() for p in where.parents):
-        git = shutil.which("git")
-        done = subprocess.run([git, "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True) if git else None
-        commit = done.stdout.strip() or None if done else None
+    root = Path(__file__).parents[3]  # of a checkout; elsewhere there is no .git of ours
+    git = shutil.which("git") if (root / ".git").exists() else None
+    done = subprocess.run([git, "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True) if git else None
+    commit = done.stdout.strip() or None if done else None
     device = torch.cuda.get_device_name(resolved.device) if resolved.device.type == "cuda" else platform.processor() or "cpu"
     return {
         "shoal": shoal.__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from shoal.spec import EnvSpec, UserError
 from shoal.training.checkpoint import SaveConfig
 from shoal.training.evaluate import EvalConfig
 
+MOST_THREADS = 256
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -29,15 +32,20 @@ class RunConfig:
     seed: int = 0  # everything random follows from it
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
     threads: int = 1  # CPU threads; small operations are slower with more
-    reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; reported returns stay raw
+    reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
     init: str | None = None  # start from the weights of this run or checkpoint
+    render: bool = False  # leave a clip of each evaluation in media/
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
         for name in ("steps", "envs", "threads"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} is {getattr(self, name)}: it must be at least 1.")
+        if self.threads > MOST_THREADS:
+            raise UserError(f"--threads is {self.threads}: {MOST_THREADS} is the most that is taken.")
+        if self.stop_score is not None and math.isnan(self.stop_score):
+            raise UserError("--stop-score is nan: it takes a number.")
         if self.until is not None and self.until < 1:
             raise UserError(f"--until is {self.until}: it must be at least 1.")
         parse_span(self.time, "--time")
@@ -57,18 +65,19 @@ class Settings:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)  # algo, net, env, eval, save, log
     groups: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # group -> algo or net -> field -> value
     team: dict[str, str] = field(default_factory=dict)  # group or team -> algorithm, run or random
+    players: dict[str, dict[str, Any]] = field(default_factory=dict)  # group -> who came to play it; a run's record
 
     def section(self, name: str) -> dict[str, Any]:
         return self.sections.get(name, {})
 
-    def completed(self) -> Settings:
-        """With every default filled in, so that a run starts again as it was when defaults have changed."""
-        algo, env = find("algos", self.algo), find("envs", self.env)
-        kinds = {"algo": algo.load().Config, "net": NetConfig, "env": env.load().Config, **SECTIONS}
-        own = {"algo": algo.settings, "env": env.settings}
+    def completed(self, players: dict[str, dict[str, Any]]) -> Settings:
+        """As a run records it: defaults filled in (an algorithm's with its player), so that it starts again as it was."""
+        env = find("envs", self.env)
+        kinds = {"env": env.load().Config, **SECTIONS}
+        own = {"env": env.settings}
         full = {k: dataclasses.asdict(build(cls, {**own.get(k, {}), **self.section(k)}, k)) for k, cls in kinds.items()}
         run = dataclasses.asdict(build(RunConfig, self.run, "run"))
-        return dataclasses.replace(self, run=run, sections=full)
+        return dataclasses.replace(self, run=run, sections={**self.sections, **full}, players=players)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -84,10 +93,17 @@ class Settings:
         if not isinstance(values, dict) or not {"algo", "env"} <= set(values):
             raise UserError(f"{path} is no config of Shoal's: it needs at least `algo` and `env`.")
         known = [f.name for f in dataclasses.fields(Settings)]
-        for key in values:
+        for key, value in values.items():
             if key not in known:
                 raise UserError(f"{path} has an unknown key {key!r}{near(key, known)}.")
+            depth = {"algo": 0, "env": 0, "run": 1, "team": 1, "sections": 2, "players": 2, "groups": 3}[key]
+            if not _nested(value, depth) or (depth == 0 and not isinstance(value, str)):
+                raise UserError(f"{path}: {key!r} is {value!r:.60}, which is not of the form that a run's config.json has.")
         return Settings(**values)
+
+
+def _nested(value: Any, depth: int) -> bool:
+    return depth == 0 or (isinstance(value, dict) and all(_nested(v, depth - 1) for v in value.values()))
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,8 @@ def make_env(id: str, rows: int, device: torch.device, dtype: torch.dtype = torc
     return cls(build(cls.Config, {**entry.settings, **config}, "env"), rows=rows, device=device, dtype=dtype)
 
 
-def resolve(settings: Settings) -> Resolved:
+def resolve(settings: Settings, device: str | None = None) -> Resolved:
+    """`device` stands in for the one in the settings: a run of one machine may be played on another."""
     run = build(RunConfig, settings.run, "run")
     env_entry = find("envs", settings.env)
     env_cls = env_entry.load()
@@ -123,7 +140,7 @@ def resolve(settings: Settings) -> Resolved:
             raise UserError(f"there is no section {name!r}{near(name, (*PER_GROUP, 'env', *SECTIONS))}.")
     made = {name: build(cls, settings.section(name), name) for name, cls in SECTIONS.items()}
     env_config = build(env_cls.Config, {**env_entry.settings, **settings.section("env")}, "env")
-    return Resolved(settings, run, env_entry, env_config, **made, device=choose_device(run.device))
+    return Resolved(settings, run, env_entry, env_config, **made, device=choose_device(device or run.device))
 
 
 def choose_device(name: str) -> torch.device:
@@ -143,26 +160,33 @@ def choose_device(name: str) -> torch.device:
 
 
 def seats(settings: Settings, spec: EnvSpec) -> dict[str, str]:
-    """Group -> who plays it: an algorithm's id or a run's folder."""
-    names = {g.name for g in spec.groups}
-    for key in settings.team:
-        if key not in names and key not in spec.teams:
-            have = list(dict.fromkeys([g.name for g in spec.groups] + list(spec.teams)))
+    """Group -> who is asked to play it: an algorithm's id or a run's folder."""
+    names = [g.name for g in spec.groups]
+    have = list(dict.fromkeys([*names, *spec.teams]))
+    for key, who in settings.team.items():
+        if key not in have:
             raise UserError(f"there is no group or team {key!r} here{near(key, have)}: it has {', '.join(have)}.")
+        if not isinstance(who, str):
+            raise UserError(f"--team.{key} is {who!r}: it takes an algorithm, a run's folder or random.")
     by_team = {g.name: settings.team[g.team] for g in spec.groups if g.team in settings.team}
     by_group = {g: who for g, who in settings.team.items() if g in names}
-    return {g.name: {**by_team, **by_group}.get(g.name, settings.algo) for g in spec.groups}
+    return {g: {**by_team, **by_group}.get(g, settings.algo) for g in names}
 
 
 def group_config(settings: Settings, entry: Entry, group: str) -> tuple[Any, NetConfig]:
-    """An algorithm's config and its nets' for one group: defaults, then the name's settings, then all groups', then its own."""
+    """An algorithm's config and its nets' for one group: defaults, then the name's settings, then what a run recorded of the
+    same algorithm, then what was asked for all groups, then for this one."""
     cls = entry.load().Config
-    own = settings.groups.get(group, {})
+    own, recorded = settings.groups.get(group, {}), settings.players.get(group, {})
+    recorded = recorded if recorded.get("id") in (entry.id, str(entry.path)) else {}
     everyone = settings.section("algo")
     if entry.id != settings.algo:  # another algorithm plays this group: it takes what it knows of the common settings
         everyone = {k: v for k, v in everyone.items() if k in {f.name for f in dataclasses.fields(cls)}}
-    config = build(cls, {**entry.settings, **everyone, **own.get("algo", {})}, "algo")
-    return config, build(NetConfig, {**settings.section("net"), **own.get("net", {})}, "net")
+    known = {**entry.settings, **recorded.get("algo", {})}
+    config = build(cls, {**known, **everyone, **own.get("algo", {})}, f"algo ({group})")
+    return config, build(
+        NetConfig, {**recorded.get("net", {}), **settings.section("net"), **own.get("net", {})}, f"net ({group})"
+    )
 
 
 # --- from flags ------------------------------------------------------------------------------------------------------
@@ -192,6 +216,10 @@ def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None
     sections = {k: dict(v) for k, v in base.sections.items()} if base else {}
     groups = {g: {k: dict(v) for k, v in s.items()} for g, s in base.groups.items()} if base else {}
     team = dict(base.team) if base else {}
+    players = base.players if base else {}
+    if base and base.algo != algo:  # another algorithm: what was set for the first is not its own
+        sections.pop("algo", None)
+        groups = {g: {k: v for k, v in s.items() if k != "algo"} for g, s in groups.items()}
     for name, text in given.items():
         head, _, rest = name.partition(".")
         group, dot, key = rest.partition(".")
@@ -205,7 +233,7 @@ def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None
             groups.setdefault(group.replace("-", "_"), {}).setdefault(head, {})[key.replace("-", "_")] = text
         else:
             raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal train {algo} {env} --help` lists them.")
-    return Settings(algo, env, run, sections, groups, team)
+    return Settings(algo, env, run, sections, groups, team, players)
 
 
 def check_groups(settings: Settings, spec: EnvSpec) -> None:
@@ -213,3 +241,8 @@ def check_groups(settings: Settings, spec: EnvSpec) -> None:
     for g in settings.groups:
         if g not in names:
             raise UserError(f"there is no group {g!r} here{near(g, names)}: it has {', '.join(names)}.")
+        for section in settings.groups[g]:
+            if section not in PER_GROUP:
+                raise UserError(
+                    f"a group has no section {section!r}{near(section, PER_GROUP)}: it has {' and '.join(PER_GROUP)}."
+                )
