@@ -189,14 +189,16 @@ def evaluate(words: list[str], flags: dict[str, str]) -> int:
     (run,) = exactly(words, 1, "eval takes a run's folder")
     from shoal import api
     from shoal.tools.measure import summary, write_csv
+    from shoal.training.players import policy_name
 
     episodes = api.evaluate(run, options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device)
     rows = summary(episodes)
     if options.csv:
         write_csv(episodes, Path(options.csv))
+    how, which = "sampled" if options.sampled else "greedy", policy_name(api.Run(run), options.checkpoint)
     if options.json:
-        how = "sampled" if options.sampled else "greedy"
-        print(json.dumps({"run": run, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}))
+        value = {"run": run, "checkpoint": which, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}
+        print(json.dumps(value))
         return 0
     table(
         ["metric", "mean", "95 % interval", "std", "min", "max"],
@@ -204,7 +206,7 @@ def evaluate(words: list[str], flags: dict[str, str]) -> int:
             [k, f"{r['mean']:.3f}", f"± {r['interval']:.3f}", *(f"{r[c]:.3f}" for c in ("std", "min", "max"))]
             for k, r in rows.items()
         ],
-        f"{len(episodes.lengths)} {'sampled' if options.sampled else 'greedy'} episodes of {run}",
+        f"{len(episodes.lengths)} {how} episodes of {run}, checkpoint {which}",
     )
     return 0
 
@@ -217,6 +219,9 @@ def watch(words: list[str], flags: dict[str, str]) -> int:
     (run,) = exactly(words, 1, "watch takes a run's folder")
     from shoal.tools import watch as tool
 
+    for path, suffix in ((options.gif, ".gif"), (options.mp4, ".mp4")):
+        if path and not path.endswith(suffix):
+            raise UserError(f"--{suffix[1:]} is {path!r}: the file's name ends in {suffix}.")
     gif = options.gif or (None if options.mp4 else str(Path(run) / "media" / "watch.gif"))
     episodes = tool.watch(run, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed)
     scores = ", ".join(f"{g} {x.mean():.2f}" for g, x in episodes.returns.items())

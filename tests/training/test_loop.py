@@ -131,7 +131,7 @@ def test_train_log_records_the_model(tmp_path):
     run = shoal.train("mappo", "simple_spread", steps=80, out=tmp_path / "r", **SMALL, **QUICK)
     text = (run.path / "train.log").read_text()
     for part in (
-        "Model: PPO for agents",
+        "Model: mappo (PPO) for agents",
         "num_envs: 8",
         "class PPO(Algorithm)",
         "class Optimiser",

@@ -28,7 +28,7 @@ def header(loop: Any) -> str:
     spec, settings, config = loop.env.spec, loop.resolved.settings, loop.config
     everyone = [g for g in spec.groups for _ in g.agents]
     facts = {
-        "Model": ", ".join(f"{type(a).__name__} for {'+'.join(a.groups)}" for a in loop.players.algorithms),
+        "Model": ", ".join(f"{a.id} ({type(a).__name__}) for {'+'.join(a.groups)}" for a in loop.players.algorithms),
         "Dir": loop.folder.path,
         "Date": datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         "num_envs": config.envs,

@@ -104,11 +104,15 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
     return policy.eval()
 
 
-def read_policy(run: Run, which: str = "auto") -> dict[str, Any]:
+def policy_name(run: Run, which: str = "auto") -> str:
     """The checkpoint whose policies are meant: the best where there is one, else the last."""
-    if which == "auto":
-        which = "best" if (run.checkpoints / "best.pt").exists() else "last"
-    return run.load(which)
+    if which != "auto":
+        return which
+    return "best" if (run.checkpoints / "best.pt").exists() else "last"
+
+
+def read_policy(run: Run, which: str = "auto") -> dict[str, Any]:
+    return run.load(policy_name(run, which))
 
 
 def restore_players(players: Players, state: dict[str, Any], source: str) -> None:

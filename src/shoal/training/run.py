@@ -142,7 +142,7 @@ def versions(resolved: Resolved) -> dict[str, Any]:
     git = shutil.which("git") if (root / ".git").exists() else None
     done = subprocess.run([git, "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True) if git else None
     commit = done.stdout.strip() or None if done else None
-    device = torch.cuda.get_device_name(resolved.device) if resolved.device.type == "cuda" else platform.processor() or "cpu"
+    device = torch.cuda.get_device_name(resolved.device) if resolved.device.type == "cuda" else platform.machine()
     return {
         "shoal": shoal.__version__,
         "commit": commit,
