@@ -244,9 +244,10 @@ def test_unknown_keys_of_a_config_are_errors(capsys, run, tmp_path):
     assert "is not JSON" in refused(capsys, "train", "--config", tmp_path / "c.json")
 
 
-def test_a_config_starts_the_same_run_again(run, tmp_path):
-    again = tmp_path / "again"
-    assert main(["train", "--config", str(run), "--out", str(again)]) == 0
+def test_a_config_starts_the_same_run_again(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--config", str(run)]) == 0  # in a folder of its own
+    (again,) = (tmp_path / "runs" / "simple_spread" / "mappo").iterdir()
     drop = lambda line: {k: v for k, v in line.items() if k != "time"}  # noqa: E731
     assert [drop(x) for x in Run(again).metrics] == [drop(x) for x in Run(run).metrics]
 

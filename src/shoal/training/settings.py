@@ -212,7 +212,7 @@ def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None
     """Settings from what was typed. `base` (a config.json) is overlaid."""
     flags = all_flags(find("algos", algo), find("envs", env))
     known = {name: (section, flag) for section, fs in flags.items() for name, flag in fs.items()}
-    run = dict(base.run) if base else {}
+    run = {k: v for k, v in base.run.items() if k not in ("out", "until")} if base else {}  # those were that call's own
     sections = {k: dict(v) for k, v in base.sections.items()} if base else {}
     groups = {g: {k: dict(v) for k, v in s.items()} for g, s in base.groups.items()} if base else {}
     team = dict(base.team) if base else {}
