@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -216,7 +217,8 @@ def test_an_algorithm_that_cannot_take_the_actions(capsys, tmp_path):
     assert "continuous" in err
     assert not (tmp_path / "x").exists()
     assert main([str(w) for w in words] + ["--out", str(tmp_path / "y")]) == 0
-    assert (tmp_path / "y" / "code" / "algos" / "picky.py").read_text() == PICKY  # a user's file is copied into the run
+    (copy_of_it,) = (tmp_path / "y" / "code" / "algos").glob("*/picky.py")
+    assert copy_of_it.read_text() == PICKY  # a user's file is copied into the run
 
 
 def test_a_file_of_the_other_kind(capsys, tmp_path):
@@ -295,6 +297,61 @@ def test_lists(capsys, run):
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["algo"], row["env"], row["step"]) == ("mappo", "simple_spread", 400)
     assert row["best"] == max(e["return/agents"] for e in Run(run).evaluations())
+
+
+def test_runs_shows_what_learns(capsys, tmp_path):
+    assert main(["train", "ippo", "simple_tag", *TINY, "--team.adversary", "random", "--out", str(tmp_path / "r")]) == 0
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["last"] == Run(tmp_path / "r").evaluations()[-1]["return/agent"]
+
+
+def test_a_config_works_from_anywhere(tag, tmp_path, monkeypatch):
+    """With a file of one's own, another run as opponent, and another to start from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picky.py").write_text(PICKY)
+    flags = ["--steps", "400", "--envs", "4", "--eval.episodes", "2", "--log.tensorboard", "false", "--quiet"]
+    (tmp_path / "opp").symlink_to(tag)
+    assert main(["train", "ippo", "simple_tag", *flags, "--team.adversary", "opp", "--init", "opp", "--out", "a"]) == 0
+    assert main(["train", "./picky.py", "simple_tag", *flags, "--out", "b"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in "ab":
+        assert main(["train", "--config", f"../{name}", "--out", name]) == 0
+        assert [x["step"] for x in Run(name).metrics] == [x["step"] for x in Run(f"../{name}").metrics]
+
+
+def test_two_files_of_one_name(tmp_path):
+    for side in ("one", "two"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "mine.py").write_text(PICKY.replace("Picky", side.capitalize()))
+    one, two = tmp_path / "one" / "mine.py", tmp_path / "two" / "mine.py"
+    flags = ["--steps", "400", "--envs", "4", "--eval.episodes", "2", "--log.tensorboard", "false", "--quiet"]
+    assert main(["train", str(one), "simple_tag", *flags, "--team.agent", str(two), "--out", str(tmp_path / "r")]) == 0
+    players = Run(tmp_path / "r").settings.players
+    for group, name in (("adversary", "One"), ("agent", "Two")):
+        assert f"class {name}" in Path(players[group]["id"]).read_text()
+    assert main(["eval", str(tmp_path / "r"), "--episodes", "2", "--json"]) == 0
+
+
+def test_the_algorithm_of_contributing(tmp_path):
+    """The skeleton that CONTRIBUTING.md gives is one that trains."""
+    block = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text().split("```python\n")[1].split("```")[0]
+    imports = (
+        "from dataclasses import dataclass\n"
+        "from shoal.algos.base import Algorithm, Optimiser, Rollout, width_of\n"
+        "from shoal.nets.heads import Actor\n"
+        "from shoal.ops.distributions import noise_of\n"
+        "from shoal.ops.losses import masked_mean, masked_sum\n"
+    )
+    (tmp_path / "mine.py").write_text(block.replace("\nclass Mine", f"\n{imports}\nclass Mine"))
+    flags = ["--steps", "3200", "--envs", "16", "--eval.episodes", "4", "--log.tensorboard", "false", "--quiet"]
+    assert (
+        main(["train", str(tmp_path / "mine.py"), "probe_deaths", *flags, "--algo.lr", "3e-3", "--out", str(tmp_path / "r")])
+        == 0
+    )
+    assert "agents/loss" in Run(tmp_path / "r").metrics[-2]
+    assert main(["resume", str(tmp_path / "r"), "--steps", "4000", "--quiet"]) == 0
 
 
 def test_help_lists_every_field(capsys):

@@ -45,9 +45,15 @@ def train(
 ) -> Run:
     """Train, and return the run. Keywords are the flags: steps=..., algo=dict(lr=...), team=dict(adversary="random")."""
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
-    run = {k: str(v) if isinstance(v, Path) else v for k, v in run.items()}
-    settings = Settings(algorithm, environment, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team or {})
+    run = {k: _word(v) for k, v in run.items()}
+    words, team = (_word(algorithm), _word(environment)), {g: _word(who) for g, who in (team or {}).items()}
+    settings = Settings(*words, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team)
     return start(settings, hook)[0]
+
+
+def _word(x: Any) -> Any:
+    """A path or a run as the command line would have it."""
+    return str(x.path) if isinstance(x, Run) else str(x) if isinstance(x, Path) else x
 
 
 def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
@@ -65,6 +71,8 @@ def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
 
 
 def hooks_of(resolved: Resolved, hook: Hook | None) -> list[Hook]:
+    if hook is not None and not isinstance(hook, Hook):
+        raise UserError(f"hook is {hook!r:.60}: it takes an instance of a class that derives from shoal.Hook.")
     hooks = [hook] if hook is not None else []
     if resolved.run.render:
         from shoal.tools.watch import ClipHook, require_drawing
@@ -98,14 +106,15 @@ def evaluate(
     device: str = "cpu",
 ) -> Episodes:
     """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead."""
-    if episodes < 1:
-        raise UserError(f"--episodes is {episodes}: it must be at least 1.")
+    if not isinstance(episodes, int) or episodes < 1:
+        raise UserError(f"--episodes is {episodes!r}: it takes a whole number, at least 1.")
+    checkpoint, team = str(checkpoint), {g: _word(who) for g, who in (team or {}).items()}
     run = run if isinstance(run, Run) else Run(run)
     resolved = run.resolve(device)
     torch.set_num_threads(resolved.run.threads)
     rows, each = rows_for(episodes)
     env = resolved.make_env(rows)
-    players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
+    players = frozen_players(run, env.spec, env.device, checkpoint, team)
     return play_episodes(env, players, each, (resolved.run.seed if seed is None else seed) + 1_000_003, sampled)
 
 
@@ -131,7 +140,7 @@ class Policy:
         first = memory is None
         memory = self.players.memory(1, self.device) if first else memory
         known = {name for g in self.spec.groups for name in g.agents}
-        for name in observations:
+        for name in (*observations, *(masks or {})):
             if name not in known:
                 raise UserError(f"there is no agent {name!r}: this policy plays {', '.join(sorted(known))}.")
         frame = Frame({g.name: self._view(g, observations, masks or {}, first) for g in self.spec.groups})
@@ -154,6 +163,8 @@ class Policy:
         if any(a in masks for a in g.agents):
             each = [_array(masks.get(a, np.ones(choices, bool)), choices, f"the mask of {a!r}").astype(bool) for a in g.agents]
             legal = torch.as_tensor(np.stack(each), device=self.device)[None]
+            if not isinstance(g.action, Box) and not all(x.any(-1).all() for x in legal.split(g.action.sizes, -1)):
+                raise UserError(f"a mask of {g.name!r} allows no choice at all: every choice to be made needs a legal one.")
         seen = torch.as_tensor(np.stack(obs), device=self.device)[None]
         return View(seen, alive, alive, torch.full_like(alive, first), legal)
 

@@ -6,8 +6,11 @@ What a user typed wrong is one sentence on stderr and exit status 2; nothing is 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,24 @@ class ListOptions:
     json: bool = False  # print one JSON value and nothing else
 
 
+interrupted = threading.Event()
+
+
+def script() -> None:
+    """The command. Python itself overrules the status of an interruption that struck in odd places, hence the short way out."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)  # until a loop takes over
+    status = main()
+    if status == 130:
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     verb, rest = (argv[0], argv[1:]) if argv else ("--help", [])
@@ -118,10 +139,10 @@ def train(words: list[str], flags: dict[str, str]) -> int:
     config = flags.pop("config", None)
     base = None
     if config is not None and "help" not in flags:
+        from shoal.training.run import Run
         from shoal.training.settings import Settings
 
-        path = Path(config)
-        base = Settings.from_json(path / "config.json" if path.is_dir() else path)
+        base = Run(config).settings if Path(config).is_dir() else Settings.from_json(Path(config))
         words = words or [base.algo, base.env]
     if "help" in flags and len(words) < 2:
         print("shoal train ALGO ENV [flags]\n\nName the two and every flag is listed: shoal train mappo simple_spread --help")
@@ -162,6 +183,8 @@ def _train(work: Any) -> int:
     """Run a loop to its end and say what came of it."""
     from shoal.training.loop import DivergedError
 
+    if interrupted.is_set():  # some library swallowed the exception while it was imported
+        raise KeyboardInterrupt
     try:
         loop = work()
     except DivergedError as e:
@@ -376,4 +399,4 @@ def table(columns: list[str], rows: list[list[str]], title: str = "", note: str 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,14 +41,13 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def load(self) -> Any:
-        cls = getattr(load_module(self), self.cls)
-        name = KINDS[self.kind]
+        module, name = load_module(self), KINDS[self.kind]
         base = getattr(importlib.import_module(f"shoal.{self.kind}.base"), name.capitalize())
-        if not issubclass(cls, base):
-            raise UserError(
-                f"{self.path.name} is no {name}: its class {self.cls} does not derive from Shoal's {base.__name__}."
-            )
-        return cls
+        mine = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == self.module]
+        fit = [c for c in mine if issubclass(c, base) and not inspect.isabstract(c)]
+        if not fit:
+            raise UserError(f"{self.path.name} is no {name}: no class in it derives from Shoal's {base.__name__}.")
+        return next((c for c in fit if c.__name__ == self.cls), fit[-1])
 
 
 @cache

@@ -92,10 +92,10 @@ def test_seeds_are_one_curve_and_settings_are_others(tmp_path):
     found = curves([*runs, Run(tmp_path / "a")])  # a run named twice counts once
     assert [[r.path.name for r in c.runs] for c in found] == [["a", "b"], ["c"], ["d"], ["e"], ["f"]]
     assert [c.label for c in found] == [
-        "mappo algo.lr default team.agents default (2 seeds, min to max)",
+        "mappo (2 seeds, min to max)",
         "ippo (1 seed)",
-        "mappo algo.lr 0.1 team.agents default (1 seed)",
-        "mappo algo.lr default team.agents random (1 seed)",
+        "mappo algo.lr 0.1 (1 seed)",
+        "mappo team.agents random (1 seed)",
         "mappo (1 seed)",
     ]
 

@@ -70,10 +70,28 @@ def test_hooks_add_metrics_and_stop(tmp_path):
     lines = [x for x in run.metrics if x["kind"] == "train"]
     assert [x["step"] for x in lines] == [80, 160, 240]
     assert [x["mine/seen"] for x in lines] == [1, 2, 3]
-    assert lines[0]["mine/episodes"] == 4
+    assert run.evaluations()[0]["mine/episodes"] == 4  # with the evaluation it is of
     assert run.load("last")["step"] == 240
     run = shoal.resume(run)
     assert run.load("last")["step"] == 8000
+
+
+def test_hooks_are_checked(tmp_path):
+    class Liar(shoal.Hook):
+        def after_iteration(self, loop):
+            return {"return/agents": 1e9}
+
+        def on_evaluation(self, loop, episodes):
+            return {"return/agents": 1e9}
+
+    run = shoal.train("ippo", "simple", steps=400, hook=Liar(), out=tmp_path / "r", **SMALL, **QUICK)
+    assert all(x["return/agents"] is None or x["return/agents"] < 0 for x in run.metrics)  # returns stay raw
+    for wrong in (Liar, [Liar()]):
+        with pytest.raises(UserError, match=r"shoal\.Hook"):
+            shoal.train("ippo", "simple", steps=400, hook=wrong, out=tmp_path / "x", **SMALL, **QUICK)
+    with pytest.raises(UserError, match="'lrr'"):
+        shoal.train("ippo", "simple", steps=400, out=tmp_path / "x", **SMALL, **{**QUICK, "algo": {"lrr": 1}})
+    assert not (tmp_path / "x").exists()
 
 
 def test_stops_at_a_score_and_after_a_time(tmp_path):

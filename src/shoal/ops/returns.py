@@ -36,7 +36,7 @@ def gae(
     if acts is not None:
         reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, acts)
     delta = reward + gamma * value_tp1 - value_t
-    trace = gamma * lam * ~ends
+    trace = gamma * lam * (~ends).to(delta.dtype)
     if acts is not None:
         delta = delta * (acts if unsettled is None else acts & ~unsettled)
         trace = torch.where(acts, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on

@@ -58,7 +58,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         except UserError:
             continue
         lines = run.metrics
-        scores = [s for s in (_main_return(e) for e in lines if e["kind"] == "eval") if s is not None]
+        score = _score_name(run)
+        scores = [e[score] for e in lines if e["kind"] == "eval" and e.get(score) is not None]
         out.append(
             {
                 "run": str(config.parent),
@@ -72,5 +73,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     return out
 
 
-def _main_return(line: dict[str, Any]) -> float | None:
-    return next((v for k, v in line.items() if k.startswith("return/")), None)
+def _score_name(run: Run) -> str:
+    """What the run's best checkpoint goes by."""
+    asked, players = run.settings.section("save").get("best", "auto"), run.settings.players
+    learners = [g for g, p in players.items() if p["learns"]] or list(players) or ["agents"]
+    return f"return/{learners[0]}" if asked in ("auto", "none") else asked

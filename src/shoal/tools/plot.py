@@ -116,6 +116,11 @@ def _is_number(x: Any) -> bool:
 # --- which runs are seeds of one curve -------------------------------------------------------------------------------
 
 
+def _short(value: Any) -> str:
+    """A setting as a legend has it: of a path, the name."""
+    return Path(value).name if isinstance(value, str) and "/" in value else str(value)
+
+
 def curves(runs: Sequence[Run]) -> list[Curve]:
     """Runs sorted into curves, in the order given. A run named twice counts once."""
     bundles: dict[str, list[Run]] = {}
@@ -124,12 +129,13 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
     traits = [_traits(b[0].settings) for b in bundles.values()]
     out = []
     for bundle, mine in zip(bundles.values(), traits, strict=True):
-        label = slug(mine["algo"])
+        label = mine["algo"]
         rivals = [t for t in traits if t["env"] == mine["env"] and t["algo"] == mine["algo"]]
         names = dict.fromkeys(k for t in rivals for k in t)
-        told = [f"{k} {mine.get(k, 'default')}" for k in names if len({repr(t.get(k)) for t in rivals}) > 1]
+        told = [f"{k} {_short(mine[k])}" for k in names if k in mine and len({repr(t.get(k)) for t in rivals}) > 1]
+        told = told[:3] + [f"and {len(told) - 3} more"] * (len(told) > 3)  # a legend is for reading
         seeds = f"{len(bundle)} seeds, min to max" if len(bundle) > 1 else "1 seed"
-        out.append(Curve(f"{' '.join((label, *told))} ({seeds})", slug(mine["env"]), tuple(bundle)))
+        out.append(Curve(f"{' '.join((label, *told))} ({seeds})", mine["env"], tuple(bundle)))
     return out
 
 
@@ -142,7 +148,7 @@ def _traits(settings: Settings) -> dict[str, Any]:
     for group, sections in settings.groups.items():
         flat |= {f"{s}.{group}.{k}": v for s, values in sections.items() for k, v in values.items()}
     flat |= {f"team.{k}": v for k, v in settings.team.items()}
-    return {"algo": settings.algo, "env": settings.env, **flat}
+    return {"algo": slug(settings.algo), "env": slug(settings.env), **flat}
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ from shoal.training.settings import Resolved
 
 
 class Hook:
-    """Code of one's own in a run. Each method may return metrics to be logged with the next line; `loop.stop(why)` stops."""
+    """Code of one's own in a run. Each method may return metrics: those of an evaluation are logged with it, the others with
+    the next line of training; `loop.stop(why)` stops."""
 
     def before_iteration(self, loop: Loop) -> dict[str, Any] | None:
         return None
@@ -166,7 +167,7 @@ class Loop:
     def log(self) -> None:
         metrics = {k: torch.stack([torch.as_tensor(x) for x in xs]).double().mean() for k, xs in self.pending.items()}
         self.pending.clear()
-        metrics = {**self.collector.tally.take(), **metrics}
+        metrics = {**metrics, **self.collector.tally.take()}  # nobody's hook overwrites a return
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
         self.check_finite()
@@ -191,8 +192,8 @@ class Loop:
         episodes = evaluate(self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled)
         for a, mode in zip(self.players.algorithms, modes, strict=True):
             a.train(mode)
-        self._note("on_evaluation", episodes)
-        numbers = self.logger.write(self.step, self.seconds, "eval", episodes.metrics())
+        metrics = {**self._ask("on_evaluation", episodes), **episodes.metrics()}
+        numbers = self.logger.write(self.step, self.seconds, "eval", metrics)
         self.evaluations += 1
         self.evaluation_sum += episodes.each().cpu()
         self.logger.say(report.evaluation_line(self, episodes))
@@ -260,11 +261,17 @@ class Loop:
         every = max(self.config.steps // share, 1) if every == "auto" else int(every)
         return self.step // every > before // every or self.step >= self.config.steps
 
-    def _note(self, moment: str, *args: Any) -> None:
-        """Ask the hooks, and keep what they want logged."""
-        for hook in self.hooks:
-            for k, x in (getattr(hook, moment)(self, *args) or {}).items():
-                self.pending.setdefault(k, []).append(torch.as_tensor(x))
+    def _note(self, moment: str) -> None:
+        """Ask the hooks, and keep what they want logged for the next line."""
+        for k, x in self._ask(moment).items():
+            self.pending.setdefault(k, []).append(x)
+
+    def _ask(self, moment: str, *args: Any) -> dict[str, Tensor]:
+        answers = [(getattr(hook, moment)(self, *args) or {}).items() for hook in self.hooks]
+        try:
+            return {k: torch.as_tensor(x) for items in answers for k, x in items}
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"a hook's {moment} returned something that is no number: it takes a dict of numbers.") from None
 
     def _open_log(self) -> Logger:
         folder, settings = self.folder.path, self.resolved.settings

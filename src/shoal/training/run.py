@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -54,7 +55,7 @@ class Run:
         """A user's own files as they were when the run began: it keeps copies."""
 
         def own(kind: str, id: str) -> str:
-            copy = self.path / "code" / kind / Path(id).name
+            copy = self.path / "code" / kind / code_name(id)
             return str(copy) if id.endswith(".py") and copy.exists() else id
 
         players = {g: {**p, "id": own("algos", p["id"])} for g, p in settings.players.items()}
@@ -111,11 +112,16 @@ class Run:
             raise UserError(f"the run folder {folder} cannot be written; choose another --out.")
         for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env})):
             for id in (i for i in ids if i.endswith(".py")):
-                (folder / "code" / kind).mkdir(parents=True, exist_ok=True)
-                shutil.copy(id, folder / "code" / kind / Path(id).name)
+                (folder / "code" / kind / code_name(id)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(id, folder / "code" / kind / code_name(id))
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
         (folder / "config.json").write_text(record)  # last: with it the folder is a run
         return Run(folder)
+
+
+def code_name(id: str) -> str:
+    """The name of a run's copy of a user's file: two files of one name stay apart by where they were."""
+    return f"{hashlib.sha1(str(Path(id).resolve()).encode()).hexdigest()[:8]}/{Path(id).name}"
 
 
 def slug(id: str) -> str:

@@ -77,7 +77,10 @@ class Settings:
         own = {"env": env.settings}
         full = {k: dataclasses.asdict(build(cls, {**own.get(k, {}), **self.section(k)}, k)) for k, cls in kinds.items()}
         run = dataclasses.asdict(build(RunConfig, self.run, "run"))
-        return dataclasses.replace(self, run=run, sections={**self.sections, **full}, players=players)
+        run["init"] = absolute(run["init"]) if run["init"] else None
+        team = {g: absolute(who) for g, who in self.team.items()}
+        sections = {**self.sections, **full}
+        return Settings(absolute(self.algo), absolute(self.env), run, sections, self.groups, team, players)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -100,6 +103,12 @@ class Settings:
             if not _nested(value, depth) or (depth == 0 and not isinstance(value, str)):
                 raise UserError(f"{path}: {key!r} is {value!r:.60}, which is not of the form that a run's config.json has.")
         return Settings(**values)
+
+
+def absolute(word: str) -> str:
+    """A path to a user's file or run as it is from anywhere; an id as it is."""
+    path = Path(word)
+    return str(path.resolve()) if word.endswith((".py", ".pt")) or (path / "config.json").is_file() else word
 
 
 def _nested(value: Any, depth: int) -> bool:
@@ -180,7 +189,9 @@ def group_config(settings: Settings, entry: Entry, group: str) -> tuple[Any, Net
     own, recorded = settings.groups.get(group, {}), settings.players.get(group, {})
     recorded = recorded if recorded.get("id") in (entry.id, str(entry.path)) else {}
     everyone = settings.section("algo")
-    if entry.id != settings.algo:  # another algorithm plays this group: it takes what it knows of the common settings
+    if entry != find(
+        "algos", settings.algo
+    ):  # another algorithm plays this group: it takes what it knows of the common settings
         everyone = {k: v for k, v in everyone.items() if k in {f.name for f in dataclasses.fields(cls)}}
     known = {**entry.settings, **recorded.get("algo", {})}
     config = build(cls, {**known, **everyone, **own.get("algo", {})}, f"algo ({group})")
