@@ -57,6 +57,7 @@ class Environment(ABC):
     rows: int
     device: torch.device
     noise: int = 0  # uniform numbers a row takes each step
+    fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
 
     @abstractmethod
     def reset(self, noise: Tensor) -> Frame:
@@ -92,7 +93,6 @@ class Move:
 class World(Environment, ABC):
     """A native environment. An author sets `spec` and the two noise widths and writes begin, advance and observe."""
 
-    fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
     noise_begin: int = 0
     noise_step: int = 0
 

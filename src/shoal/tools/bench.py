@@ -26,18 +26,8 @@ from shoal.training.seeds import generator
 from shoal.training.settings import Settings, choose_device, make_env, resolve
 
 
-def _positive(options: Any) -> None:
-    for f in dataclasses.fields(options):
-        value = getattr(options, f.name)
-        if f.name not in ("device", "json") and not all(
-            0 < x <= 1e9 for x in (value if isinstance(value, tuple) else (value,))
-        ):
-            raise UserError(f"--{f.name} is {value}: it must be more than zero.")
-
-
 @dataclass(frozen=True)
-class EnvBench:
-    rows: tuple[int, ...] = (1, 64, 1024, 16384)  # rows to measure, with commas between
+class Bench:
     seconds: float = 1.0  # how long a repeat lasts
     repeats: int = 3  # repeats of each, interleaved
     threads: int = 1  # CPU threads
@@ -45,24 +35,26 @@ class EnvBench:
     json: bool = False  # print one JSON value and nothing else
 
     def __post_init__(self) -> None:
-        _positive(self)
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if f.name not in ("device", "json") and not all(0 < x <= 1e9 for x in numbers):
+                raise UserError(f"--{f.name} is {value}: it must be more than zero.")
 
 
 @dataclass(frozen=True)
-class TrainBench:
+class EnvBench(Bench):
+    rows: tuple[int, ...] = (1, 64, 1024, 16384)  # rows to measure, with commas between
+
+
+@dataclass(frozen=True)
+class TrainBench(Bench):
+    seconds: float = 4.0  # how long a repeat lasts
     rows: int = 256  # rows
     rollout: int = 25  # steps between updates
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # pieces of a pass
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
-    seconds: float = 4.0  # how long a repeat lasts
-    repeats: int = 3  # repeats of each, interleaved
-    threads: int = 1  # CPU threads
-    device: str = "cpu"  # auto, cpu, cuda or cuda:1
-    json: bool = False  # print one JSON value and nothing else
-
-    def __post_init__(self) -> None:
-        _positive(self)
 
 
 @dataclass

@@ -96,7 +96,7 @@ def evaluate(
     now["length"] = zeros(rows)
     kept = {k: zeros(each, *x.shape) for k, x in now.items()}
     count, line = torch.zeros(rows, dtype=torch.long, device=device), torch.arange(rows, device=device)
-    fixed = each * (spec.horizon or 0) if getattr(env, "fixed_length", False) else None
+    fixed = each * (spec.horizon or 0) if env.fixed_length else None
     for t in range(fixed or each * LONGEST):
         if watch is not None:
             watch(env, torch.cat([now[g.name] for g in spec.groups], -1))

@@ -25,7 +25,7 @@ def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.dev
     check_groups(settings, spec)
     algorithms = []
     for group, who in seats(settings, spec).items():
-        if who not in catalog("algos") and Path(who).is_dir():
+        if _is_run(who):
             algorithms.append(frozen_policy(Run(who), spec, group, device))
         else:
             algorithms.append(_make(_algorithm(who, settings), settings, spec, group, seed, device))
@@ -43,6 +43,10 @@ def record(players: Players) -> dict[str, dict[str, Any]]:
         g: {"id": a.id, "learns": a.learns, "algo": dataclasses.asdict(a.config), "net": dataclasses.asdict(a.net)}
         for g, a in players.of.items()
     }
+
+
+def _is_run(who: str) -> bool:
+    return who not in catalog("algos") and Path(who).is_dir()
 
 
 def _algorithm(who: str, settings: Settings) -> Entry:
@@ -77,7 +81,7 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
     for group, who in asked.items():
         if who == SELF:
             algorithms.append(frozen_policy(run, spec, group, device, which))
-        elif who not in catalog("algos") and Path(who).is_dir():
+        elif _is_run(who):
             algorithms.append(frozen_policy(Run(who), spec, group, device))
         else:
             entry = _algorithm(who, Settings(SELF, "", team=team))

@@ -12,10 +12,10 @@ import shlex
 import shutil
 import subprocess
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 
 import shoal
@@ -138,12 +138,6 @@ def _fresh(parent: Path, seed: int) -> Path:
 
 
 def versions(resolved: Resolved) -> dict[str, Any]:
-    def version(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
-
     root = Path(__file__).parents[3]  # of a checkout; elsewhere there is no .git of ours
     git = shutil.which("git") if (root / ".git").exists() else None
     done = subprocess.run([git, "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True) if git else None
@@ -154,7 +148,7 @@ def versions(resolved: Resolved) -> dict[str, Any]:
         "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": version("numpy"),
+        "numpy": np.__version__,
         "device": f"{resolved.device}: {device}",
         "platform": platform.platform(),
     }

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.envs.mpe.world import Scenario, fence, matched, matchings
+from shoal.envs.mpe.matching import matched, matchings
+from shoal.envs.mpe.world import Scenario, fence
 from shoal.spec import UserError
 
 from .reference import AGENTS, make, random_actions

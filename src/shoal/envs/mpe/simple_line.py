@@ -9,34 +9,18 @@ OpenAI did not have. The matching is exact, by trying all: N is 6 at most.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import BLUE, MOST_MATCHED, Body, Parts, Scenario, at_least, length, matched, matchings
-from shoal.spec import UserError
+from shoal.envs.mpe.matching import Matching
+from shoal.envs.mpe.world import BLUE, Body, length
 
 LENGTH = 1.25
-NEAR = 0.05
 
 
-class SimpleLine(Scenario):
-    @dataclass(frozen=True)
-    class Config(Scenario.Config):
-        n: int = 4  # agents, 6 at most
-        terminate_on_success: bool = False  # end the episode when everybody is in place
-
-        def __post_init__(self) -> None:
-            at_least(self, 1, "n")
-            if self.n > MOST_MATCHED:
-                raise UserError(f"--env.n is {self.n}: agents are matched to spots by trying all ways, up to {MOST_MATCHED}.")
-
-    openai = False
-    common = True
-    stats_over = {"distance": "mean", "success": "last"}
-
+class SimpleLine(Matching):
     def cast(self) -> tuple[list[Body], list[Body]]:
         agents = [Body(f"agent_{i}", size=0.03, color=BLUE) for i in range(self.config.n)]
         return agents, [Body(f"landmark_{i}", size=0.02, collides=False, within=0.25) for i in range(2)]
@@ -44,7 +28,6 @@ class SimpleLine(Scenario):
     def setup(self) -> None:
         n = self.config.n
         self.shares = self.tensor([i / max(n - 1, 1) for i in range(n)])[:, None]  # [N, 1] how far along the line
-        self.ways = self.index(matchings(n))
         self.turns = self.tensor([math.radians(5) * i for i in range(72)])  # all the way round: one of them is inside
         self.noise_begin = 2 * (n + 1) + 1
         super().setup()
@@ -57,13 +40,7 @@ class SimpleLine(Scenario):
         end = ends.gather(1, first[:, None, None].expand(-1, 1, 2))
         return {"pos": torch.cat((free, end), 1)}
 
-    def sees(self, w: State) -> dict[str, Parts]:
-        us = self.everyone
-        return {"agent": [("self", w["vel"]), ("self", self.places(w, us)), ("landmark", self.gaps(w, us, self.marks))]}
-
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def distances_to_spots(self, w: State) -> Tensor:
         near, far = self.places(w, self.marks).split(1, 1)  # [B, 1, 2] each
         spots = near + (far - near) * self.shares  # [B, N, 2]
-        apart = matched(length(self.places(w, self.everyone)[:, :, None] - spots[:, None]), self.ways)  # [B, N]
-        reward = -apart.clamp(max=2).mean(-1, keepdim=True).expand_as(apart)
-        return reward, {"distance": apart.mean(-1), "success": (apart < NEAR).all(-1).to(self.dtype)}
+        return length(self.places(w, self.everyone)[:, :, None] - spots[:, None])

@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby, permutations
+from itertools import combinations, groupby
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,7 +31,6 @@ from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay,
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
-MOST_MATCHED = 6  # agents that `matched` takes: it tries all 720 ways
 GREY, BLUE, GREEN, RED = (0.25, 0.25, 0.25), (0.35, 0.35, 0.85), (0.35, 0.85, 0.35), (0.85, 0.35, 0.35)
 
 Color = tuple[float, float, float]
@@ -346,19 +345,6 @@ def fence(places: Tensor) -> Tensor:
     """What the edge of the world costs, [B, n, 2] -> [B, n]: on each axis nothing up to 0.9, 1 at 1, 10 at most beyond."""
     x = places.abs()
     return torch.where(x < 1, (x * 10 - 9).clamp(min=0), (x * 2 - 2).exp().clamp(max=10)).sum(-1)
-
-
-def matchings(n: int) -> list[int]:
-    """All ways to give n agents a spot each, as indices into a flat [n * n] table, agent after agent: n! * n numbers."""
-    return [agent * n + spot for order in permutations(range(n)) for agent, spot in enumerate(order)]
-
-
-def matched(distance: Tensor, ways: Tensor) -> Tensor:
-    """Each agent's distance [B, n] to its spot, in the matching of least total; distance [B, n, n], ways: `matchings(n)`."""
-    n = distance.shape[1]
-    tried = distance.flatten(1).index_select(1, ways).unflatten(1, (-1, n))  # [B, n!, n]
-    best = tried.sum(-1).argmin(-1)[:, None, None]
-    return tried.gather(1, best.expand(-1, 1, n))[:, 0]
 
 
 def at_least(config: Any, least: int, *fields: str) -> None:

@@ -129,6 +129,35 @@ class Idle(Valued, ABC):
         return {"agents": x[:, None].expand(-1, self.config.n)}  # [states] -> [states, N]
 
 
+class Countdown(Idle, ABC):
+    """An idle probe that pays 1 each step and ends, one way or the other, after `length` of them."""
+
+    @dataclass(frozen=True)
+    class Config(Crowd):
+        length: int = 5  # steps until the end
+        stagger: bool = False  # begin at a random step, so that rows end at different times
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.length < 1:
+                raise UserError(f"--env.length is {self.length}: an episode needs at least one step.")
+
+    def count_down(self, obs: int) -> None:
+        self.assemble(obs=obs, horizon=self.config.length)
+        self.one = self.tensor(1.0).expand(self.rows, self.config.n)
+        self.fixed_length, self.noise_begin = not self.config.stagger, int(self.config.stagger)
+
+    def begin(self, noise: Tensor) -> State:
+        if not self.config.stagger:
+            return {"step": torch.zeros(self.rows, dtype=torch.long, device=self.device)}
+        return {"step": (noise[:, 0] * self.config.length).long().clamp(max=self.config.length - 1)}
+
+    @property
+    def answer(self) -> Answer:
+        steps = (self.config.length + 1) / 2 if self.config.stagger else float(self.config.length)
+        return Answer({"agents": steps}, {"agents": steps})
+
+
 class Copying:
     """A symbol to be copied, for any kind of action.
 
