@@ -25,6 +25,7 @@ ATTICS = {"utils", "util", "common", "misc", "helpers", "helper"}
 FOREIGN_WORLDS = {"mpe2", "gymnasium", "pettingzoo", "gym"}
 HOMES = {  # library -> the files, or the folder, where it may be imported
     "wandb": ("log/wandb.py",),
+    "triton": ("ops/triton.py",),
     "tensorboard": ("log/tensorboard.py",),
     "rich": ("log/console.py", "cli.py"),
     **dict.fromkeys(("PIL", "matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
@@ -61,12 +62,12 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call):
             called, receiver = _called(node)
-            if called == "backward" and receiver and name != "algos/base.py":
+            descends = called == "backward" or (called == "grad" and receiver == "autograd")
+            if descends and receiver and name != "algos/base.py":
                 yield line, "backward", "only algos/base.py descends"
             if called == "step" and receiver and name != "training/collect.py" and not steps_foreign:
-                optimiser = name == "algos/base.py" and receiver == "_adam"
                 inherited = room == "envs" and receiver == "super"
-                if not optimiser and not inherited:
+                if not inherited:
                     yield line, "step", "only training/collect.py steps a world"
             if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "envs"):
                 yield line, "item", "the logger makes numbers"
@@ -97,7 +98,9 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _may_discount(name: str) -> bool:
-    return name == "ops/returns.py" or name.startswith("envs/probe/")  # the probes' answers must not depend on returns.py
+    return name in ("ops/returns.py", "ops/triton.py") or name.startswith(
+        "envs/probe/"
+    )  # the probes' answers must not depend on returns.py
 
 
 def _imported(node: ast.AST, where: Path) -> list[str]:
@@ -201,6 +204,7 @@ PLANTED = [
     ("algos/ppo.py", "loss.backward()", "backward"),
     ("training/loop.py", "(loss / count).backward()", "backward"),
     ("ops/losses.py", "torch.autograd.backward(loss)", "backward"),
+    ("algos/ppo.py", "torch.autograd.grad(loss, params)", "backward"),
     ("training/evaluate.py", "outcome = env.step(actions, noise)", "step"),
     ("training/loop.py", "self.env.step(actions)", "step"),
     ("algos/ppo.py", "self.optimiser.step()", "step"),
@@ -278,7 +282,7 @@ PLANTED = [
 
 LAWFUL = [
     ("algos/base.py", "(loss / count).backward()"),
-    ("algos/base.py", "self._adam.step()"),
+    ("algos/base.py", "torch.autograd.grad(loss, params)"),
     ("algos/base.py", "from shoal.nets.layers import NetConfig\nfrom shoal.spec import Batch\nfrom shoal.ops import losses"),
     ("training/collect.py", "outcome = env.step(actions, noise)"),
     ("training/collect.py", "f = self.env.step"),

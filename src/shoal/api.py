@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +18,15 @@ from shoal.spec import Box, Frame, Group, UserError, View
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
-from shoal.training.loop import Hook, Loop
+from shoal.flags import build
+from shoal.log.console import Board
+from shoal.training import several
+from shoal.training.loop import Hook, Loop, begin
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players, record
 from shoal.training.run import Run
-from shoal.training.settings import Resolved, Settings, choose_device, make_env, resolve
+from shoal.training.several import Ended, Job, SeedsFailedError, Several
+from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 
 
 def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
@@ -42,13 +51,25 @@ def train(
     team: dict[str, str] | None = None,
     hook: Hook | None = None,
     **run: Any,
-) -> Run:
-    """Train, and return the run. Keywords are the flags: steps=..., algo=dict(lr=...), team=dict(adversary="random")."""
+) -> Any:
+    """Train, and return the run; with seeds=4, four of them in a list. Keywords are the flags: steps=...,
+    algo=dict(lr=...), team=dict(adversary="random"). Several seeds with a hook share this process and take turns, and the
+    hook hears of every loop; without one they are processes on the CPU."""
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
     run = {k: _word(v) for k, v in run.items()}
     words, team = (_word(algorithm), _word(environment)), {g: _word(who) for g, who in (team or {}).items()}
     settings = Settings(*words, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team)
-    return start(settings, hook)[0]
+    return _runs(start_several(settings, hook)) if seeds_of(settings) > 1 else start(settings, hook)[0]
+
+
+def _runs(done: Several) -> list[Run]:
+    if done.failures:
+        raise SeedsFailedError(" ".join(done.failures))
+    return [e.run for e in done.ended]
+
+
+def seeds_of(settings: Settings) -> int:
+    return build(RunConfig, {k: v for k, v in settings.run.items() if k == "seeds"}, "run").seeds
 
 
 def _word(x: Any) -> Any:
@@ -59,15 +80,78 @@ def _word(x: Any) -> Any:
 def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
+    loop = _enough_memory(lambda: Loop(resolved, hooks_of(resolved, hook)))
+    loop.folder = Run.create(resolved, record(loop.players))
+    loop.run()
+    return loop.folder, loop
+
+
+def start_several(settings: Settings, hook: Hook | None = None) -> Several:
+    """As `start`, for `seeds` runs. Before a folder is made, loops are made: all, or one where the rest are like it."""
+    whole = resolve(settings)
+    each = [resolve(s) for s in several.branch(whole.settings, whole.run)]
+    here = _here(whole, hook)
+    streams = several.streams(whole.device, len(each) if here else 1)
+    loops = [_on(stream, lambda r=r: Loop(r, hooks_of(r, hook))) for r, stream in zip(each, streams, strict=False)]
+    players, score_name = record(loops[0].players), loops[0].score_name
+    runs = [Run.create(r, players) for r in each]
+    if not here:
+        loops.clear()  # each has a process of its own
+    for loop, run in zip(loops, runs, strict=False):
+        loop.folder = run
+    jobs = [Job(r.run.seed, str(run.path), fresh=True) for r, run in zip(each, runs, strict=True)]
+    return _drive(whole.run, score_name, jobs, loops, streams)
+
+
+def _here(resolved: Resolved, hook: Hook | None) -> bool:
+    """Whether several seeds share this process: on CUDA, and where a hook is to hear of all of them."""
+    here = resolved.device.type == "cuda" or hook is not None
+    if here and resolved.log.wandb:
+        raise UserError("--log.wandb takes one seed at a time where they share a process (on CUDA, or with a hook).")
+    return here
+
+
+def _on(stream: Any, make: Callable[[], Loop]) -> Loop:
+    with several.on_stream(stream):
+        return _enough_memory(make)
+
+
+def _enough_memory(make: Callable[[], Loop]) -> Loop:
     try:
-        loop = Loop(resolved, hooks_of(resolved, hook))
+        return make()
     except (RuntimeError, MemoryError) as e:
         if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e):
             raise UserError("there is not enough memory for so much: take fewer --envs, or smaller nets.") from None
         raise
-    loop.folder = Run.create(resolved, record(loop.players))
-    loop.run()
-    return loop.folder, loop
+
+
+def _drive(config: RunConfig, score_name: str, jobs: list[Job], loops: list[Loop], streams: list[Any]) -> Several:
+    """Loops that were made here take turns; else every job is a process."""
+    board, began = Board([j.seed for j in jobs], config.steps, config.quiet), time.perf_counter()
+    try:
+        ended: list[Ended] = (
+            several.run_together(loops, board, streams)
+            if loops
+            else several.run_apart(jobs, board, several.cores(config.threads))
+        )
+    finally:
+        board.close()
+    return Several(ended, score_name, config, time.perf_counter() - began)
+
+
+def child() -> None:
+    """The whole of a process that `several.run_apart` begins."""
+    words = json.loads(sys.argv[1])
+    teller = several.Teller(words.pop("pipe"))
+    job = Job(**words)
+
+    def make() -> Loop:
+        run = Run(job.folder)
+        resolved = run.resolve(job.device)
+        hooks = hooks_of(resolved, None)
+        return begin(run, resolved, hooks) if job.fresh else resume_loop(run.path, job.steps, hooks, False, job.device)
+
+    several.run_in_child(make, teller)
 
 
 def hooks_of(resolved: Resolved, hook: Hook | None) -> list[Hook]:
@@ -84,8 +168,11 @@ def hooks_of(resolved: Resolved, hook: Hook | None) -> list[Hook]:
 
 def resume(
     run: str | Path | Run, steps: int | None = None, hook: Hook | None = None, quiet: bool = False, device: str | None = None
-) -> Run:
-    """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total."""
+) -> Any:
+    """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total. Of a folder with
+    the runs of several seeds, with all of them; it returns their list."""
+    if not isinstance(run, Run) and len(found := several.runs_in(run)) > 1:
+        return _runs(go_on_several(found, steps, hook, quiet, device))
     return go_on(run, steps, hook, quiet, device).folder
 
 
@@ -94,6 +181,23 @@ def go_on(run: str | Path | Run, steps: int | None, hook: Hook | None, quiet: bo
     loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device)
     loop.run()
     return loop
+
+
+def go_on_several(runs: list[Run], steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Several:
+    """Go on with all of these, which differ by the seed; all are looked at before any is written to."""
+    first, seeds = runs[0].settings, [r.settings.run.get("seed", 0) for r in runs]
+    if len(set(seeds)) < len(seeds) or any((r.settings.algo, r.settings.env) != (first.algo, first.env) for r in runs):
+        raise UserError(f"{runs[0].path.parent} holds runs that differ by more than the seed: resume them one at a time.")
+    here = _here(runs[0].resolve(device), hook)
+    streams = several.streams(runs[0].resolve(device).device, len(runs))
+    loops, jobs, config, score_name = [], [], RunConfig(), ""
+    for run, stream in zip(runs, streams, strict=True):
+        hooks = hooks_of(run.resolve(device), hook)
+        loop = _on(stream, lambda run=run, hooks=hooks: resume_loop(run.path, steps, hooks, quiet, device))
+        config, score_name = loop.config, loop.score_name
+        loops += [loop] if here else []
+        jobs.append(Job(loop.config.seed, str(run.path), False, steps, device))
+    return _drive(config, score_name, jobs, loops, streams)
 
 
 def evaluate(

@@ -106,9 +106,9 @@ def test_clipping_by_hand() -> None:
     norm = optimiser.descend((net.weight * torch.tensor([3.0, 4.0])).sum(), 1)
     assert norm.item() == 5.0
     assert optimiser.first.tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
-    optimiser = Optimiser([nn.Linear(2, 1, bias=False)], 0.1, clip=10.0)
-    w = optimiser._leaf[0]
-    assert optimiser.descend((w * torch.tensor([3.0, 4.0])).sum(), 1).item() == 5.0
+    net = nn.Linear(2, 1, bias=False)
+    optimiser = Optimiser([net], 0.1, clip=10.0)
+    assert optimiser.descend((net.weight * torch.tensor([3.0, 4.0])).sum(), 1).item() == 5.0
     assert optimiser.first.tolist() == pytest.approx([0.3, 0.4])
 
 

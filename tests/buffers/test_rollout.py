@@ -1,4 +1,4 @@
-"""Rollout storage: what is not written is NaN, what is written keeps its place."""
+"""Rollout storage: every step in its place, constants not copied, addresses kept."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from typing import Any
 import torch
 
 from shoal.buffers.rollout import RolloutBuffer
-from shoal.spec import Frame, Pay, View, tree_leaves
+from shoal.spec import Frame, Pay, View
 
 torch.set_num_threads(1)
+YES = torch.ones(2, 3, dtype=torch.bool)
 
 
 def record(k: float) -> Any:
-    yes = torch.ones(2, 3, dtype=torch.bool)
-    view = View(torch.full((2, 3, 4), k), yes, yes, ~yes)
-    pay = Pay(torch.full((2, 3), k, dtype=torch.float64), yes)
+    view = View(torch.full((2, 3, 4), k), YES, YES, ~YES)
+    pay = Pay(torch.full((2, 3), k, dtype=torch.float64), YES)
     return (Frame({"a": view}), {"a": torch.full((2, 3), int(k))}, {"a": pay}, {"a": {}})
 
 
+def filled(buffer: RolloutBuffer, *ks: float) -> Any:
+    for k in ks:
+        buffer.put(record(k))
+    return buffer.take()
+
+
 def test_shapes_types_and_what_there_is_not() -> None:
-    buffer = RolloutBuffer(5)
-    buffer.put(0, record(1.0))
-    frame, actions, pays, extras = buffer.data
+    frame, actions, pays, extras = filled(RolloutBuffer(), 1, 2, 3, 4, 5)
     assert frame["a"].obs.shape == (5, 2, 3, 4)
+    assert frame["a"].alive.shape == (5, 2, 3)
     assert frame["a"].alive.dtype == torch.bool
     assert actions["a"].dtype == torch.long
     assert pays["a"].reward.dtype == torch.float64
@@ -33,32 +38,46 @@ def test_shapes_types_and_what_there_is_not() -> None:
     assert extras == {"a": {}}
 
 
-def test_unwritten_floats_are_nan() -> None:
-    buffer = RolloutBuffer(4)
-    buffer.put(2, record(7.0))
-    obs = buffer.data[0]["a"].obs
-    assert [x.isnan().all().item() for x in obs] == [True, True, False, True]
-    assert (obs[2] == 7).all()
-    assert buffer.data[2]["a"].reward[[0, 1, 3]].isnan().all()
-    assert buffer.data[1]["a"][[0, 1, 3]].abs().sum() == 0
-    assert not buffer.data[0]["a"].alive[[0, 1, 3]].any()
-
-
 def test_each_step_in_its_place_and_addresses_kept() -> None:
-    buffer = RolloutBuffer(3)
-    buffer.put(0, record(0.0))
-    addresses = [x.data_ptr() for x in tree_leaves(buffer.data)]
-    for k in range(3):
-        buffer.put(k, record(float(k + 10)))
-    assert [x.data_ptr() for x in tree_leaves(buffer.data)] == addresses
-    assert buffer.data[0]["a"].obs[:, 0, 0, 0].tolist() == [10.0, 11.0, 12.0]
-    buffer.put(1, record(99.0))
-    assert buffer.data[0]["a"].obs[:, 1, 2, 3].tolist() == [10.0, 99.0, 12.0]
-    assert buffer.data[1]["a"][:, 0, 0].tolist() == [10, 99, 12]
+    buffer = RolloutBuffer()
+    first = filled(buffer, 10, 11, 12)
+    assert first[0]["a"].obs[:, 1, 2, 3].tolist() == [10.0, 11.0, 12.0]
+    address = first[0]["a"].obs.data_ptr()
+    second = filled(buffer, 20, 99, 22)
+    assert second[0]["a"].obs.data_ptr() == address
+    assert second[0]["a"].obs[:, 0, 0, 0].tolist() == [20.0, 99.0, 22.0]
+    assert second[1]["a"][:, 0, 0].tolist() == [20, 99, 22]
+    assert second[2]["a"].reward[:, 1, 1].tolist() == [20.0, 99.0, 22.0]
+    assert not second[0]["a"].start.any()
 
 
-def test_it_copies() -> None:
-    buffer, mine = RolloutBuffer(2), record(1.0)
-    buffer.put(0, mine)
-    mine[0]["a"].obs.fill_(5.0)
-    assert (buffer.data[0]["a"].obs[0] == 1).all()
+def test_a_rollout_of_another_length() -> None:
+    buffer = RolloutBuffer()
+    filled(buffer, 1, 2, 3)
+    assert filled(buffer, 7, 8)[0]["a"].obs[:, 0, 0, 0].tolist() == [7.0, 8.0]
+    assert filled(buffer, 4)[0]["a"].obs.shape == (1, 2, 3, 4)
+
+
+def test_what_is_one_object_in_all_records_is_widened_not_copied() -> None:
+    frame = filled(RolloutBuffer(), 1, 2, 3)[0]
+    assert frame["a"].alive.data_ptr() == YES.data_ptr()
+    assert frame["a"].start.data_ptr() != YES.data_ptr()
+
+
+def test_a_constant_that_stops_being_one_is_copied() -> None:
+    buffer, here = RolloutBuffer(), torch.zeros(2)
+    for x in (here, here, torch.ones(2)):
+        buffer.put({"x": x})
+    assert buffer.take()["x"][:, 0].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_one_record_is_a_copy_of_its_own() -> None:
+    """A rollout of one step: what the next take writes must not be in the world's own tensors."""
+    buffer = RolloutBuffer()
+    mine = torch.zeros(2)
+    buffer.put({"x": mine})
+    first = buffer.take()["x"]
+    buffer.put({"x": torch.ones(2)})
+    buffer.take()
+    assert mine.tolist() == [0.0, 0.0]
+    assert first.shape == (1, 2)

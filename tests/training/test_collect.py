@@ -24,7 +24,8 @@ from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, tree_leaves, tree_map
-from shoal.training.collect import Collector, Players, Tally, returns_of, to_space
+from shoal.training.collect import Collector, Players, to_space
+from shoal.training.tally import Tally, returns_of
 from shoal.training.loop import Loop
 
 torch.set_num_threads(1)
@@ -226,7 +227,8 @@ def test_tensors_keep_their_addresses() -> None:
     def addresses() -> list[int]:
         b = c.collect(4)
         assert not b.frame["agents"].obs.isnan().any()
-        return [x.data_ptr() for x in tree_leaves((b.frame, b.next, b.actions, b.pays, b.over, b.extras))]
+        moving = (b.frame["agents"].obs, b.next["agents"].obs, b.actions, b.pays["agents"].reward, b.extras)
+        return [x.data_ptr() for x in tree_leaves(moving)]
 
     c = collector(ProbeDeaths(rows=2))
     assert addresses() == addresses()

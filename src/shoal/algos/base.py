@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
-from shoal.nets.layers import NetConfig
+from shoal.nets.layers import MLP, NetConfig
 from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
 
 
@@ -54,6 +55,7 @@ class Algorithm(nn.Module, ABC):
         pass
 
     id: str = ""  # the name it was asked for by
+    fused: bool = False  # kernels of our own on CUDA
     feed: Rollout | Replay
 
     def __init__(
@@ -77,6 +79,13 @@ class Algorithm(nn.Module, ABC):
         self.space, self.obs = first.action, first.obs
         self.n = sum(spec[g].n for g in groups)
         self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
+
+    def fuse(self) -> None:
+        """Take kernels of our own, on CUDA, wherever there is one."""
+        self.fused = True
+        for m in self.modules():
+            if isinstance(m, MLP):
+                m.fuse()
 
     # --- acting ---
 
@@ -219,37 +228,46 @@ class Optimiser(nn.Module):
         params = [p for m in modules for p in m.parameters()]
         device = params[0].device
         flat = torch.cat([p.detach().reshape(-1) for p in params])
-        grad = torch.zeros_like(flat)
         at = 0
         for p in params:
-            span = slice(at, at + p.numel())
-            p.data, p.grad = flat[span].view_as(p), grad[span].view_as(p)
+            p.data = flat[at : at + p.numel()].view_as(p)
             at += p.numel()
-        self.clip = clip
+        self.clip, self.decay = clip, decay
         self.register_buffer("first", torch.zeros_like(flat))
         self.register_buffer("second", torch.zeros_like(flat))
         self.register_buffer("steps", torch.zeros((), device=device))
         self.register_buffer("rate", torch.tensor(rate, device=device))
         self.register_buffer("broken", torch.zeros((), dtype=torch.bool, device=device))
-        leaf = nn.Parameter(flat)
-        leaf.grad = grad
-        self._leaf = [leaf]  # in a list: it is the modules' parameters once more, not another to save
-        self._adam = torch.optim.AdamW([leaf], lr=self.rate, eps=1e-5, weight_decay=decay, fused=True)
-        self._adam.state[leaf] = {"step": self.steps, "exp_avg": self.first, "exp_avg_sq": self.second}
+        self._params, self._flat = tuple(params), (flat,)  # in tuples: the modules' own parameters, not others to save
 
     def descend(self, loss: Tensor, count: Tensor | int, keep: Tensor | None = None) -> Tensor:
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
         where `keep` is true, and never along a gradient that is not finite; that is remembered in `broken`, and no
         further step is taken. Returns the norm of the gradient before clipping."""
-        grad = self._leaf[0].grad
-        assert grad is not None
-        grad.zero_()
-        (loss / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))).backward()
-        norm = grad.norm()
-        if self.clip is not None:
-            grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
-        self.broken |= ~norm.isfinite()
-        stop = self.broken if keep is None else self.broken | ~keep
-        self._adam.found_inf = stop.float()  # type: ignore[attr-defined]
-        self._adam.step()
-        return norm.detach()
+        mean = loss / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
+        grads = torch.autograd.grad(mean, self._params, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            grad = torch.cat([g.reshape(-1) for g in grads])
+            norm = grad.norm()
+            if self.clip is not None:
+                grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
+            self.broken |= ~norm.isfinite()
+            stop = self.broken if keep is None else self.broken | ~keep
+            adamw(
+                list(self._flat),
+                [grad],
+                [self.first],
+                [self.second],
+                [],
+                [self.steps],
+                fused=True,
+                found_inf=stop.float(),
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.rate,
+                weight_decay=self.decay,
+                eps=1e-5,
+                maximize=False,
+            )
+        return norm

@@ -115,9 +115,9 @@ class PPO(Algorithm):
         pi = self.actor(self._obs(frame, at), self.joined(lambda g: frame[g].legal, at))
         if noise is None:
             return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
-        actions = pi.sample(self.joined(noise.__getitem__, at))
-        log_prob = self.parted(pi.log_prob(actions), at)
-        return self.parted(actions, at), memory, {g: {"log_prob": log_prob[g]} for g in self.groups}
+        actions, log_prob = pi.draw(self.joined(noise.__getitem__, at))
+        extras = {g: {"log_prob": x} for g, x in self.parted(log_prob, at).items()}
+        return self.parted(actions, at), memory, extras
 
     # --- learning ---
 
@@ -161,11 +161,10 @@ class PPO(Algorithm):
             moments = advantage.shape[0] * advantage.shape[1]
             assert batch.noise is not None
             orders = batch.noise.reshape(c.epochs, moments).argsort(-1)
-        steps = [
-            self._descend({k: x.index_select(0, index) for k, x in data.items()})
-            for order in orders
-            for index in order.tensor_split(min(c.minibatches, moments))
-        ]
+        steps = []
+        for order in orders:
+            pieces = {k: x.index_select(0, order).tensor_split(min(c.minibatches, moments)) for k, x in data.items()}
+            steps += [self._descend(dict(zip(pieces, piece, strict=True))) for piece in zip(*pieces.values(), strict=True)]
         for g in self.spec.groups:  # after the update, so that its ratios began at one
             if g.name in self.obs_norms:
                 view = batch.frame[g.name]
@@ -206,7 +205,8 @@ class PPO(Algorithm):
         reward = self.joined(lambda g: batch.paid[g], 2)
         terminated, cut = self._ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
-        return gae(reward, value, self.values(batch.next), terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch))
+        unsettled = self._unsettled(batch)
+        return gae(reward, value, self.values(batch.next), terminated, cut, c.gamma, c.lam, acts, unsettled, self.fused)
 
     def _ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame."""

@@ -1,27 +1,42 @@
-"""A rollout: what happened in the last T steps, written step by step into tensors that keep their addresses."""
+"""A rollout: what happened in the last T steps, gathered into tensors that keep their addresses."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoal.spec import tree_map
 
 
 class RolloutBuffer:
-    """Trees of [B, ...] in, one tree of [T, B, ...] out. The first record says what there is; floats begin as NaN, so
-    that a slot that was never written betrays itself."""
+    """Trees of [B, ...] in, one tree of [T, B, ...] out.
 
-    def __init__(self, steps: int):
-        self.steps = steps
-        self.data: Any = None
+    Records are held until the rollout is whole and then stacked, a leaf in one operation: whoever makes a record makes new
+    tensors each step. A tensor that is the same object in every record is a constant, and is widened instead of copied.
+    """
 
-    def put(self, t: int, record: Any) -> None:
-        if self.data is None:
-            self.data = tree_map(self._room, record)
-        tree_map(lambda whole, x: whole[t].copy_(x), self.data, record)
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self.rooms: dict[int, Tensor] = {}  # place of a leaf in the tree -> where it is stacked
 
-    def _room(self, x: Tensor) -> Tensor:
-        return x.new_full((self.steps, *x.shape), math.nan if x.is_floating_point() else 0)
+    def put(self, record: Any) -> None:
+        self.records.append(record)
+
+    def take(self) -> Any:
+        """The records since the last take. What it returned before is written over."""
+        records, self.records, place = self.records, [], 0
+
+        def join(*xs: Tensor) -> Tensor:
+            nonlocal place
+            place += 1
+            if all(x is xs[0] for x in xs):
+                return xs[0].expand(len(xs), *xs[0].shape)
+            shape = (len(xs), *xs[0].shape)
+            room = self.rooms.get(place)
+            if room is None or room.shape != shape:
+                room = self.rooms[place] = xs[0].new_empty(shape)
+            return torch.stack(xs, out=room)
+
+        return tree_map(join, *records)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
 
 State = dict[str, Tensor]
+Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,12 @@ class World(Environment, ABC):
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
         self.setup()
         self.noise = self.noise_begin + self.noise_step
-        self._in_step = self.fixed_length
+        self._lockstep = self._in_step = self.fixed_length
         self._tick = 0
+        self._do = self._transition  # or the one kernel that `fuse` made of it
         self._yes = torch.ones(rows, dtype=torch.bool, device=self.device)
         self._no = torch.zeros(rows, dtype=torch.bool, device=self.device)
+        self._constants: dict[tuple[bool, int], Tensor] = {}
 
     @abstractmethod
     def setup(self) -> None:
@@ -125,26 +128,57 @@ class World(Environment, ABC):
 
     def reset(self, noise: Tensor) -> Frame:
         self.state = self._begun(noise)
-        self._tick, self._in_step = 0, self.fixed_length
+        self._tick, self._in_step = 0, self._lockstep
         return self.observe(self.state)
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
-        horizon = self.spec.horizon
-        clock = self.state["clock"] + 1
-        move = self.advance(self.state, actions, noise[:, self.noise_begin :].to(self.dtype))
-        state = {**move.state, "clock": clock}
-        self._tick += 1
-        next_frame = self.observe(state)
-        if self._in_step and self._tick < (horizon or 0):  # the host knows that no row is over
-            self.state = state
-            return Outcome(move.pays, self._no, move.stats, next_frame, next_frame)
-        if self._in_step:
-            over, self.state, self._tick = self._yes, self._begun(noise), 0
+        tick = self._tick + 1
+        phase: Phase = "any" if not self._in_step else "middle" if tick < (self.spec.horizon or 0) else "last"
+        self.state, outcome = self._do(phase, self.state, actions, noise)
+        self._tick = 0 if phase == "last" else tick
+        return outcome
+
+    def hold(self, steps: int) -> None:
+        """Make rollouts of so many steps all alike, for whoever captures one: with masks, unless each ends an episode."""
+        self._lockstep = self.fixed_length and steps % (self.spec.horizon or 1) == 0
+        self._in_step = self._in_step and self._lockstep
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those that steps will have, unless rows fall out of step."""
+        return (("last",) if self.spec.horizon == 1 else ("middle", "last")) if self._lockstep else ("any",)
+
+    @property
+    def phase(self) -> int:
+        """What the host knows of the rows, which decides what a step does: how far in they are, or -1: it knows nothing."""
+        return self._tick if self._in_step else -1
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        self._in_step, self._tick = phase >= 0, max(phase, 0)
+
+    def fuse(self) -> str | None:
+        """Make one kernel of the whole step, see `envs/fuse.py`. None when done; else why not, and nothing has changed."""
+        from shoal.envs.fuse import fuse
+
+        return fuse(self)
+
+    def _transition(self, phase: Phase, state: State, actions: dict[str, Tensor], noise: Tensor) -> tuple[State, Outcome]:
+        """What a step is: a pure function, and each of its rows a function of that row alone."""
+        clock = state["clock"] + 1
+        move = self.advance(state, actions, noise[:, self.noise_begin :].to(self.dtype))
+        new = {**move.state, "clock": clock}
+        next_frame = self.observe(new)
+        if phase == "middle":
+            return new, Outcome(move.pays, self._no, move.stats, next_frame, next_frame)
+        if phase == "last":
+            over, new = self._yes, self._begun(noise)
         else:
+            horizon = self.spec.horizon
             over = self._no if horizon is None else clock >= horizon
             over = over if move.ended is None else over | move.ended
-            self.state = where_rows(over, self._begun(noise), state)
-        return Outcome(move.pays, over, move.stats, next_frame, self.observe(self.state))
+            new = where_rows(over, self._begun(noise), new)
+        return new, Outcome(move.pays, over, move.stats, next_frame, self.observe(new))
 
     def get_state(self) -> dict[str, Any]:
         return {k: v.clone() for k, v in self.state.items()}
@@ -157,18 +191,28 @@ class World(Environment, ABC):
         if clock.shape != (self.rows,):
             raise UserError(f"this state has {clock.shape[0]} rows and the world {self.rows}: make the world with as many.")
         self._tick = int(clock[0])
-        self._in_step = self.fixed_length and bool((clock == clock[0]).all())
+        self._in_step = self._lockstep and bool((clock == clock[0]).all())
         return self.observe(self.state)
 
     # --- for authors ---
 
     def view(self, obs: Tensor, clock: Tensor, legal: Tensor | None = None) -> View:
         """The view of a group whose agents are always there and always to move."""
-        alive = self._yes[:, None].expand(obs.shape[:2])
-        return View(obs, alive, alive, (clock == 0)[:, None].expand(obs.shape[:2]), legal)
+        alive = self.always(obs.shape[1])
+        return View(obs, alive, alive, (clock == 0)[:, None].expand_as(alive), legal)
+
+    def always(self, n: int) -> Tensor:
+        return self._constant(self._yes, n)  # [B, N] everybody
 
     def never(self, n: int) -> Tensor:
-        return self._no[:, None].expand(self.rows, n)  # [B, N] nobody terminated
+        return self._constant(self._no, n)  # [B, N] nobody
+
+    def _constant(self, x: Tensor, n: int) -> Tensor:
+        """One object for all steps, by which whoever gathers them knows a constant."""
+        key = (x is self._yes, n)
+        if key not in self._constants:
+            self._constants[key] = x[:, None].expand(self.rows, n)
+        return self._constants[key]
 
     def tensor(self, x: Any, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(x, dtype=dtype or self.dtype, device=self.device)

@@ -1,23 +1,33 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a person sees while runs go on: a bar in a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 
-class Progressor:
-    def __init__(self, total: int, done: int, quiet: bool):
-        self.total, self.quiet = total, quiet
-        self.console = Console(file=sys.stdout, highlight=False)
-        self.live = not quiet and self.console.is_terminal
-        self.bar: Progress | None = None
-        self.shown: dict[str, str] = {}
+class Display(Protocol):
+    """What a loop tells of itself while it runs."""
+
+    def advance(self, step: int, rate: float) -> None: ...
+    def scores(self, numbers: dict[str, Any], groups: list[str]) -> None: ...
+    def line(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Terminal:
+    """A bar with what stands beside it, and lines above it."""
+
+    def __init__(self, what: str, total: int, done: int, quiet: bool):
+        self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
+        self.bar: Any = None
         if self.live:
+            from rich.console import Console  # only where there is a bar to draw
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            self.console = Console(file=sys.stdout, highlight=False)
             self.bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
@@ -27,18 +37,12 @@ class Progressor:
                 TextColumn("[cyan]{task.fields[scores]}"),
                 console=self.console,
             )
-            self.task = self.bar.add_task("training", total=total, completed=done, rate="", scores="")
+            self.task = self.bar.add_task(what, total=total, completed=done, rate="", scores="")
             self.bar.start()
 
-    def advance(self, step: int, rate: float) -> None:
+    def show(self, **fields: Any) -> None:
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, rate=f"{short(rate)} steps/s")
-
-    def scores(self, numbers: dict[str, Any], groups: list[str]) -> None:
-        """Show the groups' returns beside the bar."""
-        self.shown = {g: f"{numbers[f'return/{g}']:.2f}" for g in groups if numbers.get(f"return/{g}") is not None}
-        if self.bar is not None:
-            self.bar.update(self.task, scores="  ".join(f"{g} {x}" for g, x in self.shown.items()))
+            self.bar.update(self.task, **fields)
 
     def line(self, text: str) -> None:
         if self.live:
@@ -53,6 +57,82 @@ class Progressor:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+class Progressor:
+    """The display of one run."""
+
+    def __init__(self, total: int, done: int, quiet: bool):
+        self.terminal = Terminal("training", total, done, quiet)
+
+    def advance(self, step: int, rate: float) -> None:
+        self.terminal.show(completed=step, rate=f"{short(rate)} steps/s")
+
+    def scores(self, numbers: dict[str, Any], groups: list[str]) -> None:
+        """Show the groups' returns beside the bar."""
+        shown = {g: numbers[f"return/{g}"] for g in groups if numbers.get(f"return/{g}") is not None}
+        self.terminal.show(scores="  ".join(f"{g} {x:.2f}" for g, x in shown.items()))
+
+    def line(self, text: str) -> None:
+        self.terminal.line(text)
+
+    def close(self) -> None:
+        self.terminal.close()
+
+
+class Board:
+    """One bar for several runs that differ by the seed: how far they are on average and the slowest of them, what they do
+    together in a second, the mean of their scores. Every line says whose it is."""
+
+    def __init__(self, seeds: Sequence[int], total: int, quiet: bool):
+        self.total, self.steps = total, dict.fromkeys(seeds, 0)
+        self.rates: dict[int, float] = {}  # of those under way
+        self.returns: dict[int, dict[str, float]] = {}
+        self.wide = max(len(str(s)) for s in seeds)
+        self.terminal = Terminal(f"{len(seeds)} seeds", total * len(seeds), 0, quiet)
+
+    def advance(self, seed: int, step: int, rate: float) -> None:
+        self.steps[seed], self.rates[seed] = step, rate
+        self._show()
+
+    def scores(self, seed: int, numbers: dict[str, Any], groups: list[str]) -> None:
+        self.returns[seed] = {g: numbers[f"return/{g}"] for g in groups if numbers.get(f"return/{g}") is not None}
+        every = {g: [r[g] for r in self.returns.values() if g in r] for g in groups}
+        self.terminal.show(scores="  ".join(f"{g} {sum(x) / len(x):.2f}" for g, x in every.items() if x))
+
+    def line(self, seed: int, text: str) -> None:
+        self.terminal.line(f"seed {seed:>{self.wide}}  {text}")
+
+    def leave(self, seed: int) -> None:
+        """A run ended: it adds nothing to the rate any more."""
+        self.rates.pop(seed, None)
+        self._show()
+
+    def close(self) -> None:
+        self.terminal.close()
+
+    def _show(self) -> None:
+        rate = f"{short(sum(self.rates.values()))} steps/s, slowest at {min(self.steps.values()) / self.total:.0%}"
+        self.terminal.show(completed=sum(self.steps.values()), rate=rate)
+
+
+class Place:
+    """The display of one run among several: its place on their board."""
+
+    def __init__(self, board: Board, seed: int):
+        self.board, self.seed = board, seed
+
+    def advance(self, step: int, rate: float) -> None:
+        self.board.advance(self.seed, step, rate)
+
+    def scores(self, numbers: dict[str, Any], groups: list[str]) -> None:
+        self.board.scores(self.seed, numbers, groups)
+
+    def line(self, text: str) -> None:
+        self.board.line(self.seed, text)
+
+    def close(self) -> None:
+        self.board.leave(self.seed)
 
 
 def short(x: float) -> str:

@@ -35,7 +35,7 @@ class Actor(nn.Module):
 
     def forward(self, obs: Tensor, legal: Tensor | None = None) -> Any:
         log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
-        return distributions.make(self.space, self.body(obs), legal, log_std, self.squash)
+        return distributions.make(self.space, self.body(obs), legal, log_std, self.squash, self.body.fused)
 
 
 class Critic(nn.Module):

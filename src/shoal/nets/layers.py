@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from shoal.ops import triton
 from shoal.spec import UserError
 
 
@@ -74,7 +75,9 @@ class MLP(nn.Module):
     ):
         super().__init__()
         self.sets = n if net.share == "none" else 1
+        self.net, self.width_in, self.width_out = net, width_in, width_out
         self.activation = ACTIVATIONS[net.activation]
+        self.fused = False  # one kernel each way
         ids = n if net.share == "id" and n > 1 else 0
         widths = [width_in, *net.hidden, width_out]
         hidden_gain = math.sqrt(2) if net.activation != "tanh" else 5 / 3
@@ -92,7 +95,15 @@ class MLP(nn.Module):
             self.ids = None  # type: ignore[assignment]
         self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
 
+    def fuse(self) -> None:
+        """On CUDA, take one kernel each way, if there is one for these widths."""
+        ids = 0 if self.ids is None else len(self.ids)
+        self.fused = triton.mlp_fits(self.width_in, self.net.hidden, self.width_out, ids, self.net.activation)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            tf32 = torch.backends.cuda.matmul.allow_tf32
+            return triton.mlp(x, list(self.weights), list(self.biases), self.ids, self.net.activation, tf32)
         layers = list(zip(self.weights, self.biases, strict=True))
         if self.sets == 1:
             for k, (w, b) in enumerate(layers):

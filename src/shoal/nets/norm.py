@@ -17,12 +17,16 @@ class Running(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    shift: Tensor  # the mean, and
+    scale: Tensor  # the deviation, as they are used: every step asks for them
 
     def __init__(self, *shape: int):
         super().__init__()
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
@@ -46,13 +50,12 @@ class Running(nn.Module):
         self.var.copy_(torch.where(total > 0, merged, self.var))
         self.mean.add_(delta * share)
         self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.var + 1e-8).sqrt().clamp(min=1e-4))
 
     def normalise(self, x: Tensor, clip: float | None = None) -> Tensor:
-        out = (x - self.mean.to(x.dtype)) / self._std(x)
+        out = (x - self.shift.to(x.dtype)) / self.scale.to(x.dtype)
         return out if clip is None else out.clamp(-clip, clip)
 
     def denormalise(self, x: Tensor) -> Tensor:
-        return x * self._std(x) + self.mean.to(x.dtype)
-
-    def _std(self, x: Tensor) -> Tensor:
-        return (self.var + 1e-8).sqrt().clamp(min=1e-4).to(x.dtype)
+        return torch.addcmul(self.shift.to(x.dtype), x, self.scale.to(x.dtype))

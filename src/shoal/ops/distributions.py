@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.ops import triton
 from shoal.spec import Box, Space
 
 LOG_2PI = math.log(2 * math.pi)
@@ -23,6 +24,7 @@ SQUASH_EDGE = 1 - 1e-6
 
 class Distribution(Protocol):
     def sample(self, noise: Tensor) -> Tensor: ...
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]: ...  # a sample and its log-probability
     def mode(self) -> Tensor: ...
     def log_prob(self, action: Tensor) -> Tensor: ...
     def entropy(self) -> Tensor: ...
@@ -36,11 +38,20 @@ def noise_of(space: Space) -> int:
     return params_of(space)
 
 
-def make(space: Space, params: Tensor, legal: Tensor | None = None, log_std: Tensor | None = None, squash: bool = False):  # type: ignore[no-untyped-def]
+def make(  # type: ignore[no-untyped-def]
+    space: Space,
+    params: Tensor,
+    legal: Tensor | None = None,
+    log_std: Tensor | None = None,
+    squash: bool = False,
+    fused: bool = False,
+):
+    """`fused`: with kernels of our own, where there are some."""
     if isinstance(space, Box):
         assert log_std is not None
         return TanhNormal(params, log_std) if squash else Normal(params, log_std)
-    return Choice(params, space.sizes, legal, single=space.shape == ())
+    kind = FusedChoice if fused and legal is None and space.shape == () else Choice
+    return kind(params, space.sizes, legal, single=space.shape == ())
 
 
 def mask_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
@@ -60,6 +71,10 @@ class Choice:
         gumbel = -(-noise.clamp(TINY, 1 - TINY).log()).log()
         parts = (gumbel,) if len(self.sizes) == 1 else gumbel.split(self.sizes, -1)
         return self._join([(x + g).argmax(-1) for x, g in zip(self.logits, parts, strict=True)])
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        action = self.sample(noise)
+        return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
         return self._join([x.argmax(-1) for x in self.logits])
@@ -94,6 +109,16 @@ class Choice:
         return parts[0] if self.single else torch.stack(parts, -1)
 
 
+class FusedChoice(Choice):
+    """One categorical without a mask, in kernels of our own."""
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return triton.choose(self.logits[0], noise)
+
+    def log_prob_and_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        return triton.log_prob_and_entropy(self.logits[0], action)
+
+
 class Normal:
     """Independent normals. The collector clips to [-1, 1] on the way to the world; the density is of the action unclipped."""
 
@@ -103,6 +128,10 @@ class Normal:
     def sample(self, noise: Tensor) -> Tensor:
         """mean + std Phi^-1(u). noise [..., D]."""
         return self.mean + self.log_std.exp() * torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        action = self.sample(noise)
+        return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
         return self.mean

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.ops import triton
+
 
 def gae(
     reward: Tensor,
@@ -19,6 +21,7 @@ def gae(
     lam: float,
     acts: Tensor | None = None,
     unsettled: Tensor | None = None,
+    fused: bool = False,
 ) -> Tensor:
     """Generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438).
 
@@ -31,6 +34,8 @@ def gae(
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
+    if fused and acts is None:
+        return triton.gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
     value_tp1 = value_tp1 * ~terminated
     ends = terminated | cut
     if acts is not None:
@@ -42,9 +47,8 @@ def gae(
         trace = torch.where(acts, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
     advantage = torch.empty_like(delta)
     later = torch.zeros_like(delta[0])
-    for t in range(shape[0] - 1, -1, -1):
-        later = torch.addcmul(delta[t], trace[t], later)
-        advantage[t] = later
+    for d, w, out in reversed(list(zip(delta.unbind(), trace.unbind(), advantage.unbind(), strict=True))):
+        later = torch.addcmul(d, w, later, out=out)
     return advantage if acts is None else advantage * acts
 
 

@@ -158,13 +158,10 @@ def _trainer(algo: str, env_id: str, o: TrainBench) -> Callable[[], int]:
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))
 
     def work() -> int:
-        batch = loop.collector.collect(loop.rollout)
-        loop.pay(batch)
-        loop.update(batch)
-        loop.pending.clear()
+        loop.iterate()
         if loop.env.device.type == "cuda":
             torch.cuda.synchronize()
-        return batch.over.numel()
+        return loop.rollout * loop.env.rows
 
     return work
 

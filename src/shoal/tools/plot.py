@@ -33,6 +33,7 @@ from shoal.ids import near
 from shoal.log.console import short
 from shoal.spec import UserError
 from shoal.training.run import Run, slug
+from shoal.training.several import runs_in
 from shoal.training.settings import RunConfig, Settings
 
 Series = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
@@ -163,7 +164,8 @@ def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None =
     kind = out.suffix[1:].lower() or "png"
     if kind not in kinds:
         raise UserError(f"{out} is of no kind that can be drawn: end it in .png, .pdf or .svg.")
-    figure = draw(panels(curves([r if isinstance(r, Run) else Run(r) for r in runs]), metric))
+    named = [run for r in runs for run in ([r] if isinstance(r, Run) else _begun(runs_in(r, deep=True)))]
+    figure = draw(panels(curves(named), metric))
     part = out.with_name(f".{out.name}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -175,6 +177,11 @@ def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None =
         with suppress(OSError):
             part.unlink(missing_ok=True)
     return out
+
+
+def _begun(runs: list[Run]) -> list[Run]:
+    """Of a folder's runs, those that have something to show; all, where none has, so that one says so."""
+    return [r for r in runs if r.metrics] or runs
 
 
 def panels(found: Sequence[Curve], metric: str | None) -> dict[tuple[str, str], list[Line]]:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from shoal.envs.base import Environment
 from shoal.spec import EnvSpec, UserError
-from shoal.training.collect import Players, play, returns_of
+from shoal.training.collect import Players, play
 from shoal.training.seeds import generator
+from shoal.training.tally import returns_of
 
 LONGEST = 100_000  # steps a row may take for one episode
 WIDEST = 256  # rows

@@ -12,7 +12,8 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,24 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import Optimiser
+from shoal.envs.base import World
 from shoal.flags import parse_span
 from shoal.ids import near
 from shoal.log import report, wandb
-from shoal.log.console import Progressor, clock, short
+from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
 from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
+from shoal.training.graph import Captured
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator
 from shoal.training.settings import Resolved
+from shoal.training.tally import Means
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Hook:
@@ -80,16 +86,34 @@ class Loop:
         self.update_noise = generator(self.config.seed, "update", device=device)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
-        self.pending: dict[str, list[Tensor]] = {}  # metrics since the last line
+        self.means = Means()  # of the learners' metrics since the last line
+        self.noted: dict[str, list[Tensor]] = {}  # of the hooks'
         self.last_train: dict[str, Any] = {}
+        self.on_device: Callable[[], None] = self.iteration
         self.stopped: str | None = None
         self.signal: int | None = None
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
+        self.remarks: list[str] = []  # sentences for the console and train.log
+        self.speed_up()
         if resolved.log.wandb:
             wandb.require(resolved.log)
         if self.config.init and folder is None:
             load_weights(self.players, self.config.init)
+
+    def speed_up(self) -> None:
+        """Kernels of our own and graphs, as `compile` asks; what cannot be had is a remark, and is done without."""
+        mode, cuda = self.config.compile, self.env.device.type == "cuda"
+        torch.backends.cuda.matmul.allow_tf32 = self.config.matmul == "tf32"
+        if mode != "off" and cuda and isinstance(self.env, World):
+            self.on_device = Captured(self)
+        if mode == "fused" and isinstance(self.env, World):
+            self.remarks += [why for why in (self.env.fuse(),) if why]
+        if mode == "fused" and cuda:
+            for a in self.players.algorithms:
+                a.fuse()
+        if mode == "graph" and not cuda and not hasattr(self, "folder"):
+            raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
 
     @property
     def score_name(self) -> str:
@@ -101,7 +125,13 @@ class Loop:
 
     def run(self) -> str | None:
         """Train to the end. Returns why it stopped early, or none."""
-        restore = self._catch_signals()
+        with on_signals(self.interrupt):
+            for _ in self.laps():
+                pass
+        return self.stopped
+
+    def laps(self, console: Display | None = None) -> Iterator[None]:
+        """The run, an iteration at a time: several can be driven in turn. However it ends, it leaves nothing open."""
         lock = self.folder.lock()
         cut(self.folder.path, self.logs_at)
         if self.folder.settings.run["steps"] != self.config.steps:
@@ -110,18 +140,17 @@ class Loop:
         limit = parse_span(c.time, "--time")
         goal = min(c.steps, c.until or c.steps)
         self.logger = self._open_log()
-        self.console = Progressor(c.steps, self.step, c.quiet)
+        self.console = console or Progressor(c.steps, self.step, c.quiet)
         try:
+            for remark in self.remarks:
+                self.remark(remark)
             if not self.restored:
                 self.evaluate()
                 self.save()
             while self.step < goal and self.stopped is None:
                 self._note("before_iteration")
                 before = self.step
-                batch = self.collector.collect(self.rollout)
-                self.step += self.rollout * self.env.rows
-                self.pay(batch)
-                self.update(batch)
+                self.iterate()
                 self.seconds = time.perf_counter() - began
                 self._note("after_iteration")
                 self.console.advance(self.step, self.step / max(self.seconds, 1e-9))
@@ -133,14 +162,26 @@ class Loop:
                     self.save(numbered=True)
                 if limit is not None and self.seconds >= limit:
                     self.stop(f"--time {c.time} is up")
+                yield
             if self.stopped is not None:
                 self.save()
         finally:
             self.console.close()
             self.logger.close()
-            restore()
             lock.close()
-        return self.stopped
+
+    def iterate(self) -> None:
+        """Collect a rollout and learn from it."""
+        for a in self.learners:
+            a.tune(min(self.step / self.config.steps, 1.0))
+        self.on_device()
+        self.step += self.rollout * self.env.rows
+
+    def iteration(self) -> None:
+        """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
+        batch = self.collector.collect(self.rollout)
+        self.pay(batch)
+        self.update(batch)
 
     def pay(self, batch: Batch) -> None:
         """What the learners are paid: their own reward or their team's, and the world's shaping. Returns stay raw."""
@@ -156,27 +197,24 @@ class Loop:
 
     def update(self, batch: Batch) -> None:
         """Every learner on the same batch."""
-        device = batch.over.device
         for a in self.learners:
-            a.tune(min((self.step - batch.over.numel()) / self.config.steps, 1.0))
-            batch.noise = torch.rand(a.draws(*batch.over.shape), generator=self.update_noise, device=device)
-            for name, x in a.update(batch).items():
-                for g in a.groups:
-                    self.pending.setdefault(f"{g}/{name}", []).append(x)
+            draws = a.draws(*batch.over.shape)
+            batch.noise = torch.rand(draws, generator=self.update_noise, device=batch.over.device)
+            self.means.add(",".join(a.groups), a.update(batch))
 
     def log(self) -> None:
-        metrics = {k: torch.stack([torch.as_tensor(x) for x in xs]).double().mean() for k, xs in self.pending.items()}
-        self.pending.clear()
-        metrics = {**metrics, **self.collector.tally.take()}  # nobody's hook overwrites a return
+        noted = {k: torch.stack([x.to(self.env.device) for x in xs]).double().mean() for k, xs in self.noted.items()}
+        self.noted.clear()
+        metrics = {**self.means.take(), **noted, **self.collector.tally.take()}  # nobody's hook overwrites a return
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
         self.check_finite()
 
     def check_finite(self) -> None:
         """Asked before anything is written: a gradient that was not finite, or a weight that is not."""
-        broken = any(bool(m.broken) for a in self.learners for m in a.modules() if isinstance(m, Optimiser))
-        weights = (x for a in self.learners for x in a.state_dict().values() if x.is_floating_point())
-        if broken or not all(bool(x.isfinite().all()) for x in weights):
+        sound = [~m.broken for a in self.learners for m in a.modules() if isinstance(m, Optimiser)]
+        sound += [x.isfinite().all() for a in self.learners for x in a.state_dict().values() if x.is_floating_point()]
+        if sound and not bool(torch.stack(sound).all()):
             raise DivergedError(
                 f"a loss was not finite before step {self.step:,}, and training stopped; the last good checkpoint is in "
                 f"{self.folder.checkpoints}. Try a smaller learning rate."
@@ -218,9 +256,18 @@ class Loop:
         checkpoint.write(folder / "last.pt", state)
         self.logger.refresh()
 
+    def remark(self, sentence: str) -> None:
+        self.console.line(sentence)
+        self.logger.say(sentence)
+
     def stop(self, why: str) -> None:
         """Save and leave after this iteration."""
         self.stopped = self.stopped or why
+
+    def interrupt(self, number: int) -> None:
+        """Stop for a signal."""
+        self.signal = number
+        self.stop("interrupted" if number == signal.SIGINT else "terminated")
 
     # --- exact resume ---
 
@@ -237,7 +284,8 @@ class Loop:
             "algorithms": {",".join(a.groups): a.state_dict() for a in self.players.algorithms},
             "collector": self.collector.state_dict(),
             "update_noise": self.update_noise.get_state(),
-            "pending": {k: [torch.as_tensor(x).clone() for x in xs] for k, xs in self.pending.items()},
+            "means": self.means.state_dict(),
+            "noted": {k: [x.clone() for x in xs] for k, xs in self.noted.items()},
             "last_train": self.last_train,
             "logs": self.logger.mark(),
         }
@@ -249,7 +297,8 @@ class Loop:
         self.evaluation_sum.copy_(state["evaluation_sum"])
         self.collector.load_state_dict(state["collector"])
         self.update_noise.set_state(state["update_noise"].cpu())
-        self.pending = {k: [x.to(self.env.device) for x in xs] for k, xs in state["pending"].items()}
+        self.means.load_state_dict(state["means"], self.env.device)
+        self.noted = {k: list(xs) for k, xs in state["noted"].items()}
         self.restored, self.logs_at = True, state["logs"]
 
     # --- inside ---
@@ -264,7 +313,7 @@ class Loop:
     def _note(self, moment: str) -> None:
         """Ask the hooks, and keep what they want logged for the next line."""
         for k, x in self._ask(moment).items():
-            self.pending.setdefault(k, []).append(x)
+            self.noted.setdefault(k, []).append(x)
 
     def _ask(self, moment: str, *args: Any) -> dict[str, Tensor]:
         answers = [(getattr(hook, moment)(self, *args) or {}).items() for hook in self.hooks]
@@ -282,24 +331,27 @@ class Loop:
             logger.say(report.header(self))
         return logger
 
-    def _catch_signals(self) -> Any:
-        """Ctrl-C and SIGTERM stop after the iteration; a second Ctrl-C stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
 
-        def catch(number: int, _: Any) -> None:
-            if self.signal is not None:
-                raise KeyboardInterrupt
-            self.signal = number
-            self.stop("interrupted" if number == signal.SIGINT else "terminated")
+@contextmanager
+def on_signals(act: Callable[[int], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are handed to `act`, once; the second stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
 
-        before = {s: signal.signal(s, catch) for s in (signal.SIGINT, signal.SIGTERM)}
+    def catch(number: int, _: Any) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        act(number)
 
-        def restore() -> None:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
-        return restore
+    before = {s: signal.signal(s, catch) for s in SIGNALS}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def resume(
@@ -321,9 +373,16 @@ def resume(
     changed: dict[str, Any] = {"until": None, "time": None, "quiet": quiet}  # what an earlier call asked for itself
     changed.update({} if steps is None else {"steps": steps})
     config = dataclasses.replace(resolved.run, **changed)
-    loop = Loop(dataclasses.replace(resolved, run=config), hooks, run)
-    if state is not None:
-        loop.load_state_dict(state)
-    elif config.init:
-        load_weights(loop.players, config.init)
+    resolved = dataclasses.replace(resolved, run=config)
+    if state is None:
+        return begin(run, resolved, hooks)
+    loop = Loop(resolved, hooks, run)
+    loop.load_state_dict(state)
+    return loop
+
+
+def begin(run: Run, resolved: Resolved, hooks: Sequence[Hook] = ()) -> Loop:
+    """The loop of a run that has no checkpoint yet: its players are made anew, of its own seed."""
+    loop = Loop(resolved, hooks)
+    loop.folder = run
     return loop

@@ -97,12 +97,7 @@ class Run:
         settings, run = resolved.settings, resolved.run
         record = settings.completed(players).to_json()
         folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
-        if (folder / "config.json").exists():
-            raise UserError(
-                f"the run {folder} exists: go on with `shoal resume {shlex.quote(str(folder))}`, or choose another --out."
-            )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} exists and is no run: choose another --out.")
+        refuse_taken(folder)
         try:
             for sub in ("checkpoints", "media"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)
@@ -117,6 +112,16 @@ class Run:
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
         (folder / "config.json").write_text(record)  # last: with it the folder is a run
         return Run(folder)
+
+
+def refuse_taken(folder: Path) -> None:
+    """A folder that holds something is left alone."""
+    if (folder / "config.json").exists():
+        raise UserError(
+            f"the run {folder} exists: go on with `shoal resume {shlex.quote(str(folder))}`, or choose another --out."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is no run: choose another --out.")
 
 
 def code_name(id: str) -> str:

@@ -30,8 +30,13 @@ class RunConfig:
     stop_score: float | None = None  # stop when an evaluation's score (see --save.best) is at least this
     envs: int = 64  # rows: copies of the world stepped together
     seed: int = 0  # everything random follows from it
+    seeds: int = 1  # so many runs at once, of this seed and those after it: on CUDA in one process, else in one a core
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
     threads: int = 1  # CPU threads; small operations are slower with more
+    compile: Literal["auto", "off", "graph", "fused"] = (
+        "auto"  # graph: as CUDA graphs; fused: with kernels of our own; auto: all there is
+    )
+    matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
     init: str | None = None  # start from the weights of this run or checkpoint
@@ -39,7 +44,7 @@ class RunConfig:
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
-        for name in ("steps", "envs", "threads"):
+        for name in ("steps", "envs", "threads", "seeds"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} is {getattr(self, name)}: it must be at least 1.")
         if self.threads > MOST_THREADS:
@@ -149,7 +154,26 @@ def resolve(settings: Settings, device: str | None = None) -> Resolved:
             raise UserError(f"there is no section {name!r}{near(name, (*PER_GROUP, 'env', *SECTIONS))}.")
     made = {name: build(cls, settings.section(name), name) for name, cls in SECTIONS.items()}
     env_config = build(env_cls.Config, {**env_entry.settings, **settings.section("env")}, "env")
-    return Resolved(settings, run, env_entry, env_config, **made, device=choose_device(device or run.device))
+    place = choose_device(device or run.device)
+    if run.compile == "auto":  # what it means here is written down, and kept
+        run = dataclasses.replace(run, compile=most_compiled(place))
+        settings = dataclasses.replace(settings, run={**settings.run, "compile": run.compile})
+    return Resolved(settings, run, env_entry, env_config, **made, device=place)
+
+
+def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
+    """The furthest that a machine can go without a word: kernels of our own need a compiler, and on CUDA Triton."""
+    if device.type == "cpu":
+        from shoal.envs.fuse import CannotFuse, compiler
+
+        try:
+            compiler()
+        except CannotFuse:
+            return "off"
+        return "fused"
+    from shoal.ops.triton import why_not
+
+    return "graph" if why_not() else "fused"
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,43 @@
+"""Shoal's side: the loop's own collecting and updating, as `shoal bench train` measures it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+INSTALL = (("-e", str(Path(__file__).parents[2])),)
+
+
+def refuse(work: SimpleNamespace) -> str | None:
+    return None
+
+
+def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+    import torch
+
+    import shoal
+    from shoal.tools.bench import TrainBench, _trainer
+
+    threads = work.threads or 4  # on a GPU the CPU's threads hardly matter
+    options = TrainBench(
+        rows=work.rows,
+        rollout=work.steps,
+        epochs=work.epochs,
+        minibatches=work.minibatches,
+        hidden=tuple(work.hidden),
+        threads=threads,
+        device=work.device,
+    )
+    piece = _trainer(work.algo, "simple_spread", options)
+    torch.backends.cuda.matmul.allow_tf32 = work.precision == "tf32"  # the loop was built with its default; nothing ran yet
+    return {
+        "versions": {"shoal": shoal.__version__, "torch": torch.__version__},
+        "precision": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32",
+        "threads": torch.get_num_threads(),
+        "measured": "collecting, advantages and updates of the training loop, without logs, evaluations and checkpoints",
+        "differs": [],
+    }, piece

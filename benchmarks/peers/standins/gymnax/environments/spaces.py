@@ -1,0 +1,9 @@
+"""Only names, which JaxMARL's wrappers compare types with."""
+
+
+class Box:
+    pass
+
+
+class Discrete:
+    pass

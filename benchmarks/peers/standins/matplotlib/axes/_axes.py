@@ -1,0 +1,5 @@
+"""Only names, which annotations use."""
+
+
+class Axes:
+    pass

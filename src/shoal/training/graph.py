@@ -1,0 +1,106 @@
+"""Iterations on CUDA as one graph: captured once, replayed with a single launch.
+
+Everything an iteration reads and writes keeps its address. What it carries over in new tensors (the world's state, the frame
+to act on, memory) is copied into tensors of the graph's own at its end; what somebody else put in their place, by
+restoring a checkpoint say, is copied in before a replay. Generators are registered, so that a replay draws what the same
+code would have drawn eagerly. The warm-up that capturing needs is undone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from shoal.envs.base import World
+from shoal.spec import tree_leaves, tree_map
+
+IN_FLIGHT = 2  # iterations that the device may be behind the host
+
+
+class Captured:
+    """`loop.iteration` as a graph for each phase of the world that an iteration begins in. A loop on a stream of its own
+    captures and replays there."""
+
+    def __init__(self, loop: Any):
+        self.loop, self.env = loop, loop.env
+        assert isinstance(self.env, World)
+        self.env.hold(loop.rollout)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, int]] = {}  # phase before -> graph, phase after
+        self.carried: Any = None  # tensors of the graphs' own
+        self.flying: deque[torch.cuda.Event] = deque()
+
+    def __call__(self) -> None:
+        phase = self.env.phase
+        if phase not in self.graphs:
+            before = self._snapshot()
+            try:
+                self.graphs[phase] = self._capture(before)
+            except RuntimeError as e:
+                self._restore(before)
+                reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
+                self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")
+                self.loop.on_device = self.loop.iteration
+                return self.loop.iteration()
+        graph, after = self.graphs[phase]
+        self._settle()
+        if len(self.flying) >= IN_FLIGHT:
+            self.flying.popleft().synchronize()
+        graph.replay()
+        self.env.phase = after
+        event = torch.cuda.Event()
+        event.record()
+        self.flying.append(event)
+
+    def _capture(self, before: Any) -> tuple[torch.cuda.CUDAGraph, int]:
+        moving = self._moving()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up, lazily made tensors are made
+            self.loop.iteration()
+        torch.cuda.current_stream().wait_stream(side)
+        if self.carried is None:  # what is the same object after an iteration is a constant
+            self.carried = tree_map(lambda x, y: x if x is y else x.clone(), moving, self._moving())
+        self._restore(before)
+        self._settle()
+        graph = torch.cuda.CUDAGraph()
+        for g in (self.loop.collector.generator, self.loop.update_noise):
+            graph.register_generator_state(g)
+        with torch.cuda.graph(graph):
+            self.loop.iteration()
+            self._bring_in()
+        after = self.env.phase
+        self._restore(before)
+        return graph, after
+
+    def _settle(self) -> None:
+        """Whatever was put in the place of the graphs' own tensors since the last replay is copied into them."""
+        if self._bring_in():
+            collector = self.loop.collector
+            self.env.state, collector.frame, collector.memory = self.carried
+
+    def _bring_in(self) -> bool:
+        pairs = zip(tree_leaves(self.carried), tree_leaves(self._moving()), strict=True)
+        strange = [(mine, x) for mine, x in pairs if mine is not x]
+        for mine, x in strange:
+            mine.copy_(x)
+        return bool(strange)
+
+    def _moving(self) -> Any:
+        return self.env.state, self.loop.collector.frame, self.loop.collector.memory
+
+    def _snapshot(self) -> Any:
+        loop = self.loop
+        learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
+        return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), loop.means.state_dict(), self.env.phase
+
+    def _restore(self, snapshot: Any) -> None:
+        loop = self.loop
+        learnt, collector, noise, means, phase = snapshot
+        for a, state in zip(loop.players.algorithms, learnt, strict=True):
+            a.load_state_dict(state)
+        loop.collector.load_state_dict(collector)
+        loop.update_noise.set_state(noise)
+        loop.means.load_state_dict(means, self.env.device)
+        self.env.phase = phase

@@ -1,0 +1,343 @@
+"""Several seeds at once: each run is bit for bit what it is alone.
+
+On CUDA the loops share a process and take turns, each on a stream of its own: an iteration is one graph that the host only
+launches, so that the device works on all of them (`run_together`). Elsewhere every run is a process, as many at a time as
+there are cores for (`run_apart`); a process tells its parent how far it is, a JSON object a line, through a pipe. The first
+Ctrl-C or SIGTERM stops all of them after their iterations, saved; the second at once. A process whose parent is gone finds
+the pipe broken, saves and leaves. A run that fails is named, and the others go on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.log.console import Board, Place
+from shoal.spec import UserError
+from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
+from shoal.training.run import Run, refuse_taken, slug
+from shoal.training.settings import RunConfig, Settings
+
+LOOK = 0.5  # seconds between two looks at whether a process that says nothing is there still
+TELL = 0.1  # seconds between two words of a process about how far it is
+
+
+class SeedsFailedError(RuntimeError):
+    """Some of the runs failed; the others went on to their ends."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one of the runs ended."""
+
+    seed: int
+    run: Run
+    step: int
+    seconds: float
+    stopped: str | None = None  # why it stopped early
+    failed: str | None = None  # what went wrong
+
+    def score(self, name: str) -> float | None:
+        """Of its last evaluation."""
+        found = [e[name] for e in self.run.evaluations() if e.get(name) is not None]
+        return found[-1] if found else None
+
+
+@dataclass(frozen=True)
+class Several:
+    """How all of them ended."""
+
+    ended: list[Ended]
+    score_name: str
+    config: RunConfig
+    seconds: float
+
+    @property
+    def signal(self) -> int | None:
+        reasons = {e.stopped for e in self.ended}
+        return signal.SIGINT if "interrupted" in reasons else signal.SIGTERM if "terminated" in reasons else None
+
+    @property
+    def failures(self) -> list[str]:
+        return [f"seed {e.seed} failed: {e.failed}" for e in self.ended if e.failed]
+
+
+def branch(settings: Settings, config: RunConfig) -> list[Settings]:
+    """The settings of each of `config.seeds` runs, with a seed and a folder of its own. Folders that hold something are
+    refused before any is made."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    if config.out:
+        if (Path(config.out) / "config.json").exists():
+            raise UserError(f"{config.out} is a run, and --seeds makes a folder a seed under --out: choose another --out.")
+        folders = [Path(config.out) / f"seed{k}" for k in seeds]
+        for folder in folders:
+            refuse_taken(folder)
+    else:
+        parent, name, n = Path("runs") / slug(settings.env) / slug(settings.algo), f"{datetime.now():%Y%m%d-%H%M%S}", 1
+        folders = [parent / f"{name}-seed{k}" for k in seeds]
+        while any(f.exists() for f in folders):
+            n += 1
+            folders = [parent / f"{name}-{n}-seed{k}" for k in seeds]
+    own = [{"seed": k, "seeds": 1, "out": str(f)} for k, f in zip(seeds, folders, strict=True)]
+    return [dataclasses.replace(settings, run={**settings.run, **mine}) for mine in own]
+
+
+def runs_in(path: str | Path, deep: bool = False) -> list[Run]:
+    """The run that a path names, or else those in the folder; with `deep`, at any depth."""
+    path = Path(path)
+    if (path / "config.json").is_file() or not path.is_dir():
+        return [Run(path)]
+    found = sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural)
+    return [Run(c.parent) for c in found] or [Run(path)]  # which says that it is none
+
+
+def _natural(path: Path) -> list[tuple[str, int]]:
+    """seed2 before seed10."""
+    words = "".join(c if c.isdigit() else f"{c} " for c in str(path.parent)).split(" ")
+    return [(w[-1:], 0) if not w.isdigit() else ("", int(w)) for w in words]
+
+
+def cores(threads: int) -> int:
+    """How many runs of so many threads there is room for."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, count // threads)
+
+
+# --- in one process --------------------------------------------------------------------------------------------------
+
+
+def streams(device: torch.device, n: int) -> list[torch.cuda.Stream | None]:
+    """A stream for each of n loops; none on the CPU."""
+    if device.type != "cuda":
+        return [None] * n
+    made = [torch.cuda.Stream(device) for _ in range(n)]
+    for s in made:
+        s.wait_stream(torch.cuda.current_stream(device))
+    return made
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What happens inside is the stream's. Graphs are captured there as well: PyTorch captures all of them on one stream
+    otherwise, and with it they would share cuBLAS's workspace, which graphs that run at once must not."""
+    if stream is None:
+        yield
+        return
+    before = torch.cuda.graph.default_capture_stream
+    torch.cuda.graph.default_capture_stream = stream
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.graph.default_capture_stream = before
+
+
+def run_together(loops: Sequence[Loop], board: Board, on: Sequence[torch.cuda.Stream | None] | None = None) -> list[Ended]:
+    """An iteration of each in turn, until all are done. `on` are their streams, on which they were made."""
+    stream_of = dict(zip(loops, on or [None] * len(loops), strict=True))
+    failed: dict[Loop, str] = {}
+
+    def interrupt(number: int) -> None:
+        for loop in loops:
+            loop.interrupt(number)
+
+    laps = {loop: loop.laps(Place(board, loop.config.seed)) for loop in loops}
+    under_way = list(loops)
+    with on_signals(interrupt):
+        try:
+            while under_way:
+                for loop in list(under_way):
+                    try:
+                        with on_stream(stream_of[loop]):
+                            next(laps[loop])
+                    except StopIteration:
+                        under_way.remove(loop)
+                    except Exception as e:
+                        under_way.remove(loop)
+                        failed[loop] = reason(e)
+                        board.line(loop.config.seed, f"failed: {failed[loop]}")
+        finally:
+            for loop in under_way:  # interrupted twice: logs and locks are closed
+                laps[loop].close()
+    for stream in (s for s in stream_of.values() if s is not None):
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+    return [Ended(x.config.seed, x.folder, x.step, x.seconds, x.stopped, failed.get(x)) for x in loops]
+
+
+def reason(e: Exception) -> str:
+    """One sentence about what ended a run; of what nobody foresaw, the trace is printed besides."""
+    if isinstance(e, DivergedError | UserError):
+        return str(e)
+    if isinstance(e, OSError):
+        return f"the run could not be written, and stopped: {e}."
+    traceback.print_exception(e)
+    return f"{type(e).__name__}: {e}."
+
+
+# --- in processes ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do."""
+
+    seed: int
+    folder: str
+    fresh: bool  # a run that begins, with all that its config.json asks; else one that is resumed
+    steps: int | None = None
+    device: str | None = None
+
+
+class Child:
+    """A run in a process of its own. Signals wait until its loop takes them: it is born with them blocked."""
+
+    def __init__(self, job: Job):
+        self.job, self.rest, self.last = job, b"", {}
+        self.end: dict[str, Any] | None = None
+        self.pipe, theirs = os.pipe()
+        try:
+            code = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.api import child; child()"
+            words = [json.dumps({**dataclasses.asdict(job), "pipe": theirs}), json.dumps(sys.path)]
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, *words],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs,),
+                process_group=0,  # the terminal's Ctrl-C is the parent's to hand on
+            )
+        finally:
+            os.close(theirs)
+
+    def hear(self, board: Board) -> bool:
+        """What it has to tell; false when there is no more to come."""
+        data = os.read(self.pipe, 1 << 16)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            what, *words = json.loads(line)
+            if what == "end":
+                self.end = words[0]
+            else:
+                getattr(board, what)(self.job.seed, *words)
+        return bool(data)
+
+    def ended(self, board: Board) -> Ended:
+        while self.hear(board):
+            pass
+        status = self.process.wait()
+        os.close(self.pipe)
+        board.leave(self.job.seed)
+        run = Run(self.job.folder)
+        if self.end is not None:
+            return Ended(self.job.seed, run, **self.end)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Ended(self.job.seed, run, board.steps[self.job.seed], 0.0, None, f"its process {how}.")
+
+
+def run_apart(jobs: Sequence[Job], board: Board, most: int) -> list[Ended]:
+    """Every job in a process, at most so many at a time."""
+    waiting, under_way, ended = deque(jobs), list[Child](), dict[int, Ended]()
+
+    def interrupt(number: int) -> None:
+        why = "interrupted" if number == signal.SIGINT else "terminated"
+        ended.update({j.seed: Ended(j.seed, Run(j.folder), board.steps[j.seed], 0.0, why) for j in waiting})
+        waiting.clear()
+        for child in under_way:
+            child.process.send_signal(number)
+
+    with on_signals(interrupt), selectors.DefaultSelector() as selector:
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < most:
+                    with blocked():
+                        if waiting:
+                            under_way.append(Child(waiting.popleft()))
+                            selector.register(under_way[-1].pipe, selectors.EVENT_READ, under_way[-1])
+                for key, _ in selector.select(LOOK):
+                    if not key.data.hear(board):
+                        selector.unregister(key.fd)
+                gone = [c for c in under_way if c.pipe not in selector.get_map() or c.process.poll() is not None]
+                for child in gone:
+                    if child.pipe in selector.get_map():
+                        selector.unregister(child.pipe)
+                    under_way.remove(child)
+                    how = ended[child.job.seed] = child.ended(board)
+                    if how.failed:
+                        board.line(how.seed, f"failed: {how.failed}")
+        finally:
+            for child in under_way:  # interrupted twice, or something broke: nobody is left behind
+                child.process.kill()
+                child.process.wait()
+    return [ended[j.seed] for j in jobs]
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Signals wait; a process that is made meanwhile has them wait too, until it takes them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Teller:
+    """The display of a run in a process: what it would show goes to the parent's board."""
+
+    def __init__(self, pipe: int):
+        self.pipe, self.told, self.orphan = pipe, 0.0, False
+        os.set_inheritable(pipe, False)
+
+    def tell(self, *words: Any) -> None:
+        try:
+            data = json.dumps(words).encode() + b"\n"
+            while data:
+                data = data[os.write(self.pipe, data) :]
+        except BrokenPipeError:
+            self.orphan = True
+
+    def advance(self, step: int, rate: float) -> None:
+        if (now := time.perf_counter()) - self.told >= TELL:
+            self.told = now
+            self.tell("advance", step, rate)
+
+    def scores(self, numbers: dict[str, Any], groups: list[str]) -> None:
+        self.tell("scores", numbers, groups)
+
+    def line(self, text: str) -> None:
+        self.tell("line", text)
+
+    def close(self) -> None:
+        """The process's end says it."""
+
+
+def run_in_child(make: Any, teller: Teller) -> None:
+    """What a process of `run_apart` does, after its imports: the loop that `make` makes, told to the parent."""
+    loop, failed = None, None
+    try:
+        loop = make()
+        with on_signals(loop.interrupt):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            for _ in loop.laps(teller):
+                if teller.orphan:
+                    loop.stop("the process that began it is gone")
+    except Exception as e:
+        failed = reason(e)
+    step, seconds, stopped = (loop.step, loop.seconds, loop.stopped) if loop else (0, 0.0, None)
+    if step:
+        teller.tell("advance", step, step / max(seconds, 1e-9))
+    teller.tell("end", {"step": step, "seconds": seconds, "stopped": stopped, "failed": failed})

@@ -1,0 +1,113 @@
+"""What a run adds up on the device between two lines of its log: finished episodes, and the learners' metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.envs.base import Environment
+from shoal.spec import tree_map
+
+
+class Tally:
+    """What the episodes that ended since the last look added up to, kept on the device."""
+
+    def __init__(self, env: Environment):
+        self.spec, device = env.spec, env.device
+        zero = lambda *shape: torch.zeros(shape, dtype=torch.float64, device=device)  # noqa: E731
+        self.carry = {g.name: zero(env.rows, g.n) for g in env.spec.groups}  # of the episodes that are under way
+        self.carry.update({f"stat/{s}": zero(env.rows) for s in env.spec.stats})
+        self.carry["length"] = zero(env.rows)
+        self.done = {k: zero(*x.shape[1:]) for k, x in self.carry.items()}
+        self.episodes = zero()
+        self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not
+
+    def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor]) -> None:
+        """rewards [T, B, N], over [T, B], stats [T, B]. A row's steps are added up episode by episode: the k-th to be seen
+        here into slot k, the one under way among them, without a look at the data."""
+        steps, rows = over.shape
+        slot = over.long().cumsum(0) - over.long()  # [T, B] ends before this step
+        ended = over.long().sum(0)  # [B] so many slots are whole; the next is under way
+        whole = torch.arange(steps + 1, device=over.device)[:, None] < ended  # [T + 1, B]
+        tracks = {"length": torch.ones_like(over, dtype=torch.float64), **rewards}
+        for name, how in self.spec.stats.items():
+            tracks[f"stat/{name}"] = stats[name] * over if how == "last" else stats[name]
+        lengths = None
+        for name, x in tracks.items():
+            wide = (...,) + (None,) * (x.dim() - 2)
+            sums = torch.zeros(steps + 1, *x.shape[1:], dtype=torch.float64, device=x.device)
+            sums[0] = self.carry[name]
+            sums.scatter_add_(0, slot[wide].expand_as(x), x.double())
+            lengths = sums if lengths is None else lengths
+            self.carry[name].copy_(sums.gather(0, ended[wide][None].expand(1, *x.shape[1:]))[0])
+            if self.spec.stats.get(name.removeprefix("stat/")) == "mean":
+                sums = sums / lengths.clamp(min=1)
+            self.done[name] += torch.where(whole[wide], sums, 0).sum((0, 1))
+        for name, reward in rewards.items():
+            self.reward[name] += reward.double().sum((0, 1)) / rows
+        self.episodes += over.sum()
+
+    def take(self) -> dict[str, Tensor]:
+        """Means since the last take, as metrics; then begin anew. NaN where no episode ended."""
+        n = torch.where(self.episodes > 0, self.episodes, torch.nan)
+        out = {"episodes": self.episodes.clone(), "episode_length": self.done["length"] / n}
+        for g in self.spec.groups:
+            out.update(returns_of(g.name, self.done[g.name][None] / n))
+            out[f"reward_total/{g.name}"] = self.reward[g.name].clone()
+        out.update({name: self.done[f"stat/{name}"] / n for name in self.spec.stats})
+        for x in (*self.done.values(), *self.reward.values(), self.episodes):
+            x.zero_()
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"carry": self.carry, "done": self.done, "reward": self.reward, "episodes": self.episodes}
+        return tree_map(torch.clone, state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for mine, theirs in ((self.carry, "carry"), (self.done, "done"), (self.reward, "reward")):
+            for k, x in mine.items():
+                x.copy_(state[theirs][k])
+        self.episodes.copy_(state["episodes"])
+
+
+class Means:
+    """Means of metrics since the last look, summed on the device: nothing is read until a line is written."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}  # whose -> the names of what it sums
+        self.sums: dict[str, Tensor] = {}  # whose -> the sums, and at the end how many there were
+
+    def add(self, whose: str, metrics: dict[str, Tensor]) -> None:
+        values = torch.stack([x.double() for x in metrics.values()])
+        if whose not in self.sums:
+            self.names[whose], self.sums[whose] = list(metrics), values.new_zeros(len(values) + 1)
+        self.sums[whose] += torch.nn.functional.pad(values, (0, 1), value=1)
+
+    def take(self) -> dict[str, Tensor]:
+        """The means, each under the names of all its groups; then begin anew. Nothing where nothing was added."""
+        out = {}
+        for whose, names in self.names.items():
+            means = self.sums[whose][:-1] / self.sums[whose][-1]
+            out.update({f"{g}/{name}": x for g in whose.split(",") for name, x in zip(names, means, strict=True)})
+            self.sums[whose].zero_()
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": dict(self.names), "sums": tree_map(torch.clone, self.sums)}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        for x in self.sums.values():
+            x.zero_()
+        for whose, names in state["names"].items():
+            self.names[whose] = list(names)
+            self.sums.setdefault(whose, torch.zeros_like(state["sums"][whose], device=device)).copy_(state["sums"][whose])
+
+
+def returns_of(group: str, returns: Tensor) -> dict[str, Tensor]:
+    """Episode returns [episodes, N] under their three names, so that nobody mixes scales."""
+    mean = returns.mean(0)
+    out = {f"return/{group}": mean.mean(), f"return_sum/{group}": mean.sum()}
+    out.update({f"return/{group}/{i}": x for i, x in enumerate(mean)})
+    return out
