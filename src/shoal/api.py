@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from shoal.envs.base import Environment
+from shoal.flags import build
+from shoal.log.console import Board
 from shoal.spec import Box, Frame, Group, UserError, View
+from shoal.training import several
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
-from shoal.flags import build
-from shoal.log.console import Board
-from shoal.training import several
 from shoal.training.loop import Hook, Loop, begin
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players, record
 from shoal.training.run import Run
-from shoal.training.several import Ended, Job, SeedsFailedError, Several
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
+from shoal.training.several import Ended, Job, SeedsFailedError, Several
 
 
 def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
@@ -80,7 +80,7 @@ def _word(x: Any) -> Any:
 def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
-    loop = _enough_memory(lambda: Loop(resolved, hooks_of(resolved, hook)))
+    loop = _make(partial(_loop, resolved, hook))
     loop.folder = Run.create(resolved, record(loop.players))
     loop.run()
     return loop.folder, loop
@@ -92,7 +92,7 @@ def start_several(settings: Settings, hook: Hook | None = None) -> Several:
     each = [resolve(s) for s in several.branch(whole.settings, whole.run)]
     here = _here(whole, hook)
     streams = several.streams(whole.device, len(each) if here else 1)
-    loops = [_on(stream, lambda r=r: Loop(r, hooks_of(r, hook))) for r, stream in zip(each, streams, strict=False)]
+    loops = [_make(partial(_loop, r, hook), stream) for r, stream in zip(each, streams, strict=False)]
     players, score_name = record(loops[0].players), loops[0].score_name
     runs = [Run.create(r, players) for r in each]
     if not here:
@@ -100,7 +100,7 @@ def start_several(settings: Settings, hook: Hook | None = None) -> Several:
     for loop, run in zip(loops, runs, strict=False):
         loop.folder = run
     jobs = [Job(r.run.seed, str(run.path), fresh=True) for r, run in zip(each, runs, strict=True)]
-    return _drive(whole.run, score_name, jobs, loops, streams)
+    return _drive(whole.run, score_name, dict.fromkeys(jobs, 0), loops, streams)
 
 
 def _here(resolved: Resolved, hook: Hook | None) -> bool:
@@ -111,28 +111,29 @@ def _here(resolved: Resolved, hook: Hook | None) -> bool:
     return here
 
 
-def _on(stream: Any, make: Callable[[], Loop]) -> Loop:
-    with several.on_stream(stream):
-        return _enough_memory(make)
+def _loop(resolved: Resolved, hook: Hook | None) -> Loop:
+    return Loop(resolved, hooks_of(resolved, hook))
 
 
-def _enough_memory(make: Callable[[], Loop]) -> Loop:
+def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
+    """A loop, on a stream of its own perhaps, or a sentence where there is no room for it."""
     try:
-        return make()
+        with several.on_stream(stream):
+            return work()
     except (RuntimeError, MemoryError) as e:
         if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e):
             raise UserError("there is not enough memory for so much: take fewer --envs, or smaller nets.") from None
         raise
 
 
-def _drive(config: RunConfig, score_name: str, jobs: list[Job], loops: list[Loop], streams: list[Any]) -> Several:
-    """Loops that were made here take turns; else every job is a process."""
-    board, began = Board([j.seed for j in jobs], config.steps, config.quiet), time.perf_counter()
+def _drive(config: RunConfig, score_name: str, jobs: dict[Job, int], loops: list[Loop], streams: list[Any]) -> Several:
+    """Loops that were made here take turns; else every job, of which so many steps are done, is a process."""
+    board, began = Board({j.seed: n for j, n in jobs.items()}, config.steps, config.quiet), time.perf_counter()
     try:
         ended: list[Ended] = (
             several.run_together(loops, board, streams)
             if loops
-            else several.run_apart(jobs, board, several.cores(config.threads))
+            else several.run_apart(list(jobs), board, several.cores(config.threads))
         )
     finally:
         board.close()
@@ -190,13 +191,13 @@ def go_on_several(runs: list[Run], steps: int | None, hook: Hook | None, quiet: 
         raise UserError(f"{runs[0].path.parent} holds runs that differ by more than the seed: resume them one at a time.")
     here = _here(runs[0].resolve(device), hook)
     streams = several.streams(runs[0].resolve(device).device, len(runs))
-    loops, jobs, config, score_name = [], [], RunConfig(), ""
+    loops, jobs, config, score_name = [], {}, RunConfig(), ""
     for run, stream in zip(runs, streams, strict=True):
         hooks = hooks_of(run.resolve(device), hook)
-        loop = _on(stream, lambda run=run, hooks=hooks: resume_loop(run.path, steps, hooks, quiet, device))
+        loop = _make(partial(resume_loop, run.path, steps, hooks, quiet, device), stream)
         config, score_name = loop.config, loop.score_name
         loops += [loop] if here else []
-        jobs.append(Job(loop.config.seed, str(run.path), False, steps, device))
+        jobs[Job(loop.config.seed, str(run.path), False, steps, device)] = loop.step
     return _drive(config, score_name, jobs, loops, streams)
 
 

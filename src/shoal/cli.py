@@ -26,7 +26,7 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
   shoal resume RUN [--steps N]      go on as if it had never stopped; --steps sets a new total
   shoal eval RUN [flags]            play a run's policies and measure them
   shoal watch RUN [flags]           film a run's policies
-  shoal plot RUN... [--out F.png]   learning curves; runs that differ by the seed alone are one curve
+  shoal plot RUN... [--out F.png]   learning curves of runs, or of folders of them; seeds are one curve
   shoal envs | algos | runs         what there is
   shoal bench env|train ...         measure speed
 
@@ -155,10 +155,10 @@ def train(words: list[str], flags: dict[str, str]) -> int:
     if flags.pop("help", None):
         print_flags(f"shoal train {words[0]} {words[1]} [flags]", all_flags(algo, env), TRAIN_NOTES)
         return 0
-    from shoal.api import start
+    from shoal.api import seeds_of, start, start_several
 
     settings = from_flags(words[0], words[1], flags, base)
-    return _train(lambda: start(settings)[1])
+    return _train(lambda: start_several(settings) if seeds_of(settings) > 1 else start(settings)[1])
 
 
 TRAIN_NOTES = """\
@@ -174,14 +174,17 @@ def resume(words: list[str], flags: dict[str, str]) -> int:
     if options is None:
         return 0
     (run,) = exactly(words, 1, "resume takes a run's folder")
-    from shoal.api import go_on
+    from shoal.api import go_on, go_on_several
+    from shoal.training.several import runs_in
 
-    return _train(lambda: go_on(run, options.steps, None, options.quiet, options.device))
+    found, how = runs_in(run), (options.steps, None, options.quiet, options.device)
+    return _train(lambda: go_on_several(found, *how) if len(found) > 1 else go_on(found[0], *how))
 
 
 def _train(work: Any) -> int:
-    """Run a loop to its end and say what came of it."""
+    """Run a loop, or several, to the end and say what came of it."""
     from shoal.training.loop import DivergedError
+    from shoal.training.several import Several
 
     if interrupted.is_set():  # some library swallowed the exception while it was imported
         raise KeyboardInterrupt
@@ -193,6 +196,8 @@ def _train(work: Any) -> int:
     except OSError as e:
         print(f"shoal: the run could not be written, and stopped: {e}.", file=sys.stderr)
         return 1
+    if isinstance(loop, Several):
+        return _summary(loop)
     if not loop.config.quiet:
         path = shlex.quote(str(loop.folder.path))
         if loop.stopped:
@@ -202,6 +207,39 @@ def _train(work: Any) -> int:
         else:
             print(f"done: {loop.step:,} steps in {loop.seconds:.0f} s. The run is {path}\nSee them play: shoal watch {path}")
     return 128 + loop.signal if loop.signal else 0
+
+
+def _summary(done: Any) -> int:
+    """What came of several seeds: each one's last score, and their mean and standard deviation."""
+    scores = {e.seed: e.score(done.score_name) for e in done.ended}
+    if not done.config.quiet:
+        known = [x for x in scores.values() if x is not None]
+        mean = sum(known) / max(len(known), 1)
+        std = (sum((x - mean) ** 2 for x in known) / max(len(known) - 1, 1)) ** 0.5  # of a sample
+        rows = [
+            [str(e.seed), f"{e.step:,}", _score(scores[e.seed]), _fate(e, done.config.steps), str(e.run.path)]
+            for e in done.ended
+        ]
+        note = f"{done.score_name} over {len(known)} seeds: mean {mean:.2f}, standard deviation {std:.2f}." if known else ""
+        table(["seed", "steps", f"last {done.score_name}", "", "run"], rows, note=note)
+        where = _common([e.run.path for e in done.ended])
+        print(f"{sum(e.step for e in done.ended):,} steps in {done.seconds:.0f} s. See the curve: shoal plot {where}")
+        if any(e.stopped or e.step < done.config.steps for e in done.ended):
+            print("Go on with: " + (f"shoal resume {where}" if "*" not in where else "shoal resume RUN, of each"))
+    for sentence in done.failures:
+        print(f"shoal: {sentence}", file=sys.stderr)
+    return 1 if done.failures else 128 + done.signal if done.signal else 0
+
+
+def _fate(ended: Any, steps: int) -> str:
+    return "failed" if ended.failed else ended.stopped or ("done" if ended.step >= steps else "saved")
+
+
+def _common(paths: list[Path]) -> str:
+    """A word of the shell for all of these: the folder that is theirs alone, or what their names begin with."""
+    parent, stem = paths[0].parent, os.path.commonprefix([p.name for p in paths])  # noqa: RUF071
+    alone = {p.parent for p in parent.glob("*/config.json")} == set(paths)
+    return shlex.quote(str(parent)) if alone else f"{shlex.quote(str(parent / stem))}*"
 
 
 def evaluate(words: list[str], flags: dict[str, str]) -> int:

@@ -25,8 +25,8 @@ from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, to_space
-from shoal.training.tally import Tally, returns_of
 from shoal.training.loop import Loop
+from shoal.training.tally import Tally, returns_of
 
 torch.set_num_threads(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -84,12 +83,12 @@ class Board:
     """One bar for several runs that differ by the seed: how far they are on average and the slowest of them, what they do
     together in a second, the mean of their scores. Every line says whose it is."""
 
-    def __init__(self, seeds: Sequence[int], total: int, quiet: bool):
-        self.total, self.steps = total, dict.fromkeys(seeds, 0)
+    def __init__(self, steps: dict[int, int], total: int, quiet: bool):
+        self.total, self.steps = total, dict(steps)  # seed -> done so far
         self.rates: dict[int, float] = {}  # of those under way
         self.returns: dict[int, dict[str, float]] = {}
-        self.wide = max(len(str(s)) for s in seeds)
-        self.terminal = Terminal(f"{len(seeds)} seeds", total * len(seeds), 0, quiet)
+        self.wide = max(len(str(s)) for s in steps)
+        self.terminal = Terminal(f"{len(steps)} seeds", total * len(steps), sum(steps.values()), quiet)
 
     def advance(self, seed: int, step: int, rate: float) -> None:
         self.steps[seed], self.rates[seed] = step, rate

@@ -33,8 +33,8 @@ from shoal.ids import near
 from shoal.log.console import short
 from shoal.spec import UserError
 from shoal.training.run import Run, slug
-from shoal.training.several import runs_in
 from shoal.training.settings import RunConfig, Settings
+from shoal.training.several import runs_in
 
 Series = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 

@@ -12,7 +12,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ class Loop:
                 pass
         return self.stopped
 
-    def laps(self, console: Display | None = None) -> Iterator[None]:
+    def laps(self, console: Display | None = None) -> Generator[None, None, None]:
         """The run, an iteration at a time: several can be driven in turn. However it ends, it leaves nothing open."""
         lock = self.folder.lock()
         cut(self.folder.path, self.logs_at)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -107,10 +108,9 @@ def runs_in(path: str | Path, deep: bool = False) -> list[Run]:
     return [Run(c.parent) for c in found] or [Run(path)]  # which says that it is none
 
 
-def _natural(path: Path) -> list[tuple[str, int]]:
+def _natural(path: Path) -> list[str | int]:
     """seed2 before seed10."""
-    words = "".join(c if c.isdigit() else f"{c} " for c in str(path.parent)).split(" ")
-    return [(w[-1:], 0) if not w.isdigit() else ("", int(w)) for w in words]
+    return [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", str(path))]
 
 
 def cores(threads: int) -> int:
@@ -126,9 +126,11 @@ def streams(device: torch.device, n: int) -> list[torch.cuda.Stream | None]:
     """A stream for each of n loops; none on the CPU."""
     if device.type != "cuda":
         return [None] * n
-    made = [torch.cuda.Stream(device) for _ in range(n)]
-    for s in made:
-        s.wait_stream(torch.cuda.current_stream(device))
+    made: list[torch.cuda.Stream | None] = []
+    for _ in range(n):
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        made.append(stream)
     return made
 
 
@@ -208,7 +210,7 @@ class Child:
     """A run in a process of its own. Signals wait until its loop takes them: it is born with them blocked."""
 
     def __init__(self, job: Job):
-        self.job, self.rest, self.last = job, b"", {}
+        self.job, self.rest = job, b""
         self.end: dict[str, Any] | None = None
         self.pipe, theirs = os.pipe()
         try:
@@ -222,10 +224,14 @@ class Child:
             )
         finally:
             os.close(theirs)
+        os.set_blocking(self.pipe, False)
 
     def hear(self, board: Board) -> bool:
-        """What it has to tell; false when there is no more to come."""
-        data = os.read(self.pipe, 1 << 16)
+        """What it has to tell; false where there is nothing: at the end of the pipe, or now."""
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return False
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             what, *words = json.loads(line)
@@ -250,7 +256,9 @@ class Child:
 
 def run_apart(jobs: Sequence[Job], board: Board, most: int) -> list[Ended]:
     """Every job in a process, at most so many at a time."""
-    waiting, under_way, ended = deque(jobs), list[Child](), dict[int, Ended]()
+    waiting = deque(jobs)
+    under_way: list[Child] = []
+    ended: dict[int, Ended] = {}
 
     def interrupt(number: int) -> None:
         why = "interrupted" if number == signal.SIGINT else "terminated"

@@ -140,25 +140,12 @@ def test_the_end_of_an_episode(name: str) -> None:
 @pytest.mark.parametrize("name", AGENTS)
 def test_rows_in_step_need_no_masks_and_get_the_same(name: str) -> None:
     quick, general = make(name, ROWS, max_cycles=4), make(name, ROWS, max_cycles=4)
-    general.fixed_length = False
-    general.config = type(general.config)(max_cycles=4)
-    general.advance = _without_success(general)  # type: ignore[method-assign]
+    general.hold(3)  # rollouts of three steps begin anywhere in an episode
     assert same(play(quick, 10), play(general, 10))
-    assert quick._in_step
-    assert not general._in_step
-
-
-def _without_success(world: Scenario) -> Any:
-    """`advance` asks for success where episodes may end early; here none does, whatever the stats say."""
-    plain = type(world).advance
-
-    def advance(state: Any, actions: Any, noise: Any) -> Any:
-        world.fixed_length = True
-        move = plain(world, state, actions, noise)
-        world.fixed_length = False
-        return move
-
-    return advance
+    assert quick.phase == 2  # ten steps on, in episodes of four
+    assert general.phase == -1
+    quick.hold(8)
+    assert quick.phase == 2
 
 
 class NoWaiting(TorchDispatchMode):

@@ -136,12 +136,14 @@ class Scenario(World, ABC):
         ]
         self.pairs = self.index([i for i, _ in pairs]), self.index([j for _, j in pairs])
         self.touching = self.reach[self.pairs]
-        incidence = torch.zeros(n, len(pairs), dtype=self.dtype)
-        for k, (i, j) in enumerate(pairs):
-            incidence[i, k] = float(pushed[i])
-            if j < n:
-                incidence[j, k] = -float(pushed[j])
-        self.incidence = incidence.to(self.device)
+        # for each agent, the pairs that it is in and which way each pushes it; no matrix product, whose precision is the nets'
+        mine = [[(k, 1.0 if i == a else -1.0) for k, (i, j) in enumerate(pairs) if a in (i, j) and pushed[a]] for a in range(n)]
+        most = max((len(x) for x in mine), default=0)
+        mine = [x + [(0, 0.0)] * (most - len(x)) for x in mine]
+        self.in_pairs, self.pushed = (
+            self.index([[k for k, _ in x] for x in mine]),
+            self.tensor([[w for _, w in x] for x in mine]),
+        )
         self._others: dict[tuple[int, ...], Tensor] = {}
         self.everyone = list(range(n))
         self.marks = list(range(n, n + len(landmarks)))
@@ -316,7 +318,7 @@ class Scenario(World, ABC):
             dist = length(delta)
             depth = torch.logaddexp(self.zero, (self.touching - dist) / CONTACT_MARGIN) * CONTACT_MARGIN
             force = delta * (CONTACT_FORCE * depth / dist.clamp(min=1e-12))[..., None]
-            push = push + self.incidence @ force
+            push = push + (pick(force, self.in_pairs) * self.pushed[..., None]).sum(2)
         moved = pos[:, :n] + vel * DT
         pos = torch.cat((moved, pos[:, n:]), 1) if self.landmarks else moved
         vel = vel * (1 - DAMPING) + push * self.gain
