@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 from shoal import make
 from shoal.ids import catalog
+from shoal.log.console import short
 
 README = Path(__file__).parent.parent / "README.md"
+PEERS = {"jaxmarl": "JaxMARL", "sb3": "Stable-Baselines3", "skrl": "skrl", "xuance": "XuanCe", "benchmarl": "BenchMARL"}
 
 
 def environments() -> str:
@@ -30,6 +33,24 @@ def algorithms() -> str:
     return table(("algorithm", "actions", "pay", "settings of the name"), rows)
 
 
+def speed() -> str:
+    """From the results of `benchmarks/peers/run.py --json benchmarks/results/NAME.json`."""
+    rows = []
+    for path in sorted((README.parent / "benchmarks" / "results").glob("peers-*.json")):
+        result = json.loads(path.read_text())
+        settings = result["settings"]
+        for size in result["sizes"]:
+            ours = size["sides"]["shoal"]
+            cores = f"{settings['threads']} core{'s' if settings['threads'] > 1 else ''}"
+            where = cores if settings["device"] == "cpu" else f"{ours['description']['device']}, {settings['precision']}"
+            work = f"{settings['algo'].upper()}, {size['rows']} x {size['steps']}"
+            for name, r in size["sides"].items():
+                if name != "shoal" and "median" in r:
+                    spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} to {r['ratio_highest']:.2f})"
+                    rows.append((where, work, short(ours["median"]), PEERS[name], short(r["median"]), spread))
+    return table(("on", "work: rows x steps", "Shoal, steps/s", "peer", "its steps/s", "Shoal is, times (range)"), rows)
+
+
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -37,7 +58,7 @@ def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def current(text: str) -> str:
     """The README with its tables made anew."""
-    for name, made in (("environments", environments()), ("algorithms", algorithms())):
+    for name, made in (("environments", environments()), ("algorithms", algorithms()), ("speed", speed())):
         begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
         text = re.sub(f"{begin}.*?{end}", lambda _, m=made, b=begin, e=end: f"{b}\n{m}\n{e}", text, flags=re.DOTALL)
     return text

@@ -128,7 +128,7 @@ def test_verbs_refuse_what_they_cannot_take(capsys, run):
         (["plot"], "takes one run's folder or more"),
         (["plot", "nowhere"], "is no run"),
         (["resume", "nowhere"], "is no run"),
-        (["bench", "speed"], "env or train"),
+        (["bench", "speed"], "env, train or update"),
         (["bench", "env", "nowhere"], "no environment 'nowhere'"),
         (["bench", "env", "simple", "--repeats", "0"], "--repeats is 0"),
     ]:

@@ -20,7 +20,8 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     import torch
 
     import shoal
-    from shoal.tools.bench import TrainBench, _trainer
+    from shoal.tools.bench import TrainBench, trainer
+    from shoal.training.settings import choose_device, most_compiled
 
     threads = work.threads or 4  # on a GPU the CPU's threads hardly matter
     options = TrainBench(
@@ -31,13 +32,18 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
         hidden=tuple(work.hidden),
         threads=threads,
         device=work.device,
+        matmul=work.precision,
+        normalise=False,  # the others have none
     )
-    piece = _trainer(work.algo, "simple_spread", options)
-    torch.backends.cuda.matmul.allow_tf32 = work.precision == "tf32"  # the loop was built with its default; nothing ran yet
+    torch.set_num_threads(threads)
+    device = choose_device(work.device)
+    mode = most_compiled(device)
+    piece = trainer(work.algo, "simple_spread", options, device, mode)
     return {
         "versions": {"shoal": shoal.__version__, "torch": torch.__version__},
         "precision": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32",
         "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "measured": "collecting, advantages and updates of the training loop, without logs, evaluations and checkpoints",
-        "differs": [],
+        "differs": [f"compile is {mode}, as by default here; running normalisers, which the others lack, are off"],
     }, piece

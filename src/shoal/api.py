@@ -118,7 +118,7 @@ def _loop(resolved: Resolved, hook: Hook | None) -> Loop:
 def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
     """A loop, on a stream of its own perhaps, or a sentence where there is no room for it."""
     try:
-        with several.on_stream(stream):
+        with torch.cuda.stream(stream):
             return work()
     except (RuntimeError, MemoryError) as e:
         if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e):
@@ -172,13 +172,13 @@ def resume(
 ) -> Any:
     """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total. Of a folder with
     the runs of several seeds, with all of them; it returns their list."""
-    if not isinstance(run, Run) and len(found := several.runs_in(run)) > 1:
+    found = [run] if isinstance(run, Run) else several.runs_in(run)
+    if len(found) > 1:
         return _runs(go_on_several(found, steps, hook, quiet, device))
-    return go_on(run, steps, hook, quiet, device).folder
+    return go_on(found[0], steps, hook, quiet, device).folder
 
 
-def go_on(run: str | Path | Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Loop:
-    run = run if isinstance(run, Run) else Run(run)
+def go_on(run: Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Loop:
     loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device)
     loop.run()
     return loop

@@ -28,7 +28,7 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
   shoal watch RUN [flags]           film a run's policies
   shoal plot RUN... [--out F.png]   learning curves of runs, or of folders of them; seeds are one curve
   shoal envs | algos | runs         what there is
-  shoal bench env|train ...         measure speed
+  shoal bench env|train|update ...  measure speed
 
   shoal VERB --help                 more about a verb
   shoal --version
@@ -354,18 +354,22 @@ def _score(x: float | None) -> str:
 def bench(words: list[str], flags: dict[str, str]) -> int:
     from shoal.tools import bench as tool
 
-    kinds = {"env": tool.EnvBench, "train": tool.TrainBench}
+    kinds = {"env": tool.EnvBench, "train": tool.TrainBench, "update": tool.TrainBench}
+    usages = {"env": "bench env ENV", "train": "bench train ALGO ENV", "update": "bench update ALGO ENV"}
     if not words or words[0] not in kinds:
         if "help" in flags and not words:
-            print("shoal bench env ENV [flags]\nshoal bench train ALGO ENV [flags]")
+            print("\n".join(f"shoal {usage} [flags]" for usage in usages.values()))
             return 0
-        raise UserError(f"bench takes env or train; it was given {repr(words[0]) if words else 'neither'}.")
-    usage = "bench env ENV" if words[0] == "env" else "bench train ALGO ENV"
+        raise UserError(f"bench takes env, train or update; it was given {repr(words[0]) if words else 'none of them'}.")
+    usage = usages[words[0]]
     options = parse(kinds[words[0]], words, flags, usage)
     if options is None:
         return 0
     exactly(words, 2 if words[0] == "env" else 3, f"{usage} is how it is written")
-    result = tool.bench_env(words[1], options) if words[0] == "env" else tool.bench_train(words[1], words[2], options)
+    if words[0] == "env":
+        result = tool.bench_env(words[1], options)
+    else:
+        result = tool.bench_train(words[1], words[2], options, words[0])
     if options.json:
         print(json.dumps(result.as_json()))
     else:

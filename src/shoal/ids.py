@@ -24,7 +24,8 @@ from shoal.spec import UserError
 
 ROOT = Path(__file__).parent
 KINDS = {"algos": "algorithm", "envs": "environment"}
-NOT_ONE = {"ABC", "Protocol", "Hook", "Module", "Function", "UserError"}  # what derives from these is not what a file is for
+# what derives from these is not what a file is for
+NOT_ONE = {"ABC", "Protocol", "Hook", "Module", "Function", "Exception", "UserError", "NamedTuple", "TorchDispatchMode"}
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,31 @@ def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> N
     assert [(e.step, e.value) for e in events(tmp_path / "tb").Scalars("train/loss")] == [(10, 10.0), (20, 20.0), (30, 99.0)]
 
 
+def test_tensorboard_events_are_what_its_own_library_would_write(tmp_path: Path) -> None:
+    """And they are in the file before it is closed: a crash costs nothing."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    log = logger(tmp_path, LogConfig(), resumed_at=2**40)
+    log.write(3_000_000_000, 1.0, "train", {"größe": scalar(-0.1), "huge": torch.tensor(1e300, dtype=torch.float64)})
+    (path,) = (tmp_path / "tb").iterdir()
+    assert ".tfevents." in path.name
+    seen = [Event.FromString(x) for x in RawEventFileLoader(str(path)).Load()]
+    assert all(abs(e.wall_time - time.time()) < 60 for e in seen)
+    values = [Summary.Value(tag="train/größe", simple_value=-0.1), Summary.Value(tag="train/huge", simple_value=3.4028234e38)]
+    expected = [
+        Event(file_version="brain.Event:2"),
+        Event(step=2**40 + 1, file_version="brain.Event:2"),
+        Event(step=2**40 + 1, session_log=SessionLog(status=SessionLog.START)),
+        *[Event(step=3_000_000_000, summary=Summary(value=[v])) for v in values],
+    ]
+    for e in seen:
+        e.ClearField("wall_time")
+    assert seen == expected
+    log.close()
+
+
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -163,7 +163,7 @@ def test_mistakes_are_sentences(tmp_path):
     with pytest.raises(UserError, match=r"no metric 'zzz'; it has return/agents"):
         plot([run], tmp_path / "c.png", "zzz")
     with pytest.raises(UserError, match="is no run"):
-        plot([tmp_path], tmp_path / "c.png")
+        plot([tmp_path / "nowhere"], tmp_path / "c.png")
     with pytest.raises(UserError, match="at least one run"):
         plot([], tmp_path / "c.png")
     with pytest.raises(UserError, match="cannot be written"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,6 @@ from shoal.training.several import (
     SeedsFailedError,
     branch,
     cores,
-    on_stream,
     run_apart,
     run_together,
     runs_in,
@@ -196,6 +196,8 @@ def test_a_board_adds_up(capsys):
     assert (told["completed"], told["rate"]) == (80, "1.5k steps/s, slowest at 20%")
     board.leave(10)
     assert told["rate"].startswith("1k steps/s")
+    board.leave(0)
+    assert told["rate"].startswith("1k steps/s")  # at the end, what it was
     board.scores(0, {"return/a": 1.0, "return/b": None}, ["a", "b"])
     board.scores(10, {"return/a": 2.0}, ["a", "b"])
     assert told["scores"] == "a 1.50"
@@ -352,7 +354,7 @@ def test_the_exit_status_of_a_failure(tmp_path):
 def begin(tmp_path, seeds):
     words = "--steps 50M --envs 8 --eval.episodes 4 --save.every 0 --log.tensorboard false".split()
     line = command("train", "ippo", "simple", *words, "--seeds", seeds, "--out", tmp_path / "X")
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     most = cores(1)
     deadline = time.time() + 90
     while len(list(tmp_path.glob("X/*/checkpoints/last.pt"))) < min(seeds, most) and time.time() < deadline:
@@ -372,7 +374,7 @@ def gone(processes):
 def test_signals_save_all_and_leave(tmp_path, number, status):
     process, started = begin(tmp_path, 2)
     assert started
-    os.kill(process.pid, number)
+    os.killpg(process.pid, number)  # as a terminal does: to all of the group
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (status, "")
     assert gone(started)
@@ -381,6 +383,23 @@ def test_signals_save_all_and_leave(tmp_path, number, status):
     for run in begun:
         assert run.load("last")["step"] > 0
     assert f"shoal resume {tmp_path / 'X'}" in out
+
+
+def test_a_signal_to_processes_that_have_not_begun_yet(tmp_path):
+    """It waits until their loops take it: they save at step 0."""
+    words = "--steps 50M --envs 8 --eval.episodes 4 --log.tensorboard false".split()
+    line = command("train", "ippo", "simple", *words, "--seeds", 2, "--out", tmp_path / "X")
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.time() + 90
+    while len(started := children(process.pid)) < min(2, cores(1)) and time.time() < deadline:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert gone(started)
+    assert [r.load("last")["step"] for r in runs_in(tmp_path / "X") if (r.checkpoints / "last.pt").exists()] == [0] * len(
+        started
+    )
 
 
 def test_ctrl_c_twice_and_nobody_is_left(tmp_path):
@@ -457,8 +476,49 @@ def test_wandb_is_refused_where_seeds_share_a_process(tmp_path):
 
 def test_streams_are_for_cuda():
     assert streams(torch.device("cpu"), 3) == [None] * 3
-    with on_stream(None):
-        pass
+
+
+def test_each_loop_works_on_its_own_stream(tmp_path, monkeypatch):
+    """With streams that only tell: all of a lap (iteration, evaluation, checkpoint) is inside."""
+    current, waited, seen = ["main"], [], []
+
+    class Stream:
+        device = "cuda:0"
+
+    class Main:
+        wait_stream = waited.append
+
+    @contextlib.contextmanager
+    def stream(s):
+        current.append(s)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Main)
+    save = Loop.save
+
+    def look(_, loop, *rest):
+        seen.append((loop.config.seed, current[-1]))
+
+    class Look(shoal.Hook):
+        before_iteration = on_evaluation = look
+
+    monkeypatch.setattr(Loop, "save", lambda loop, **how: (look(None, loop), save(loop, **how))[1])
+    loops, two = [], [Stream(), Stream()]
+    for k in (0, 1):
+        settings = Settings("ippo", "simple", {"steps": 400, "envs": 8, "seed": k, "out": str(tmp_path / f"{k}")})
+        loop = Loop(resolve(settings), [Look()])
+        loop.folder = Run.create(loop.resolved, record(loop.players))
+        loops.append(loop)
+    run_together(loops, Board({0: 0, 1: 0}, 400, quiet=True), two)
+    assert len(seen) > 8
+    assert all(at is two[k] for k, at in seen)
+    assert {k for k, _ in seen} == {0, 1}
+    assert current == ["main"]
+    assert waited == two  # what comes after on the caller's stream comes after them
 
 
 def test_run_together_without_hooks(tmp_path):

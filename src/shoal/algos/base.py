@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from shoal.nets.layers import MLP, NetConfig
+from shoal.ops.kernels import find
 from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
 
 
@@ -55,7 +56,7 @@ class Algorithm(nn.Module, ABC):
         pass
 
     id: str = ""  # the name it was asked for by
-    fused: bool = False  # kernels of our own on CUDA
+    fused: bool = False  # kernels of our own
     feed: Rollout | Replay
 
     def __init__(
@@ -81,10 +82,10 @@ class Algorithm(nn.Module, ABC):
         self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
 
     def fuse(self) -> None:
-        """Take kernels of our own, on CUDA, wherever there is one."""
+        """Take kernels of our own wherever there is one."""
         self.fused = True
         for m in self.modules():
-            if isinstance(m, MLP):
+            if isinstance(m, MLP | Optimiser):
                 m.fuse()
 
     # --- acting ---
@@ -135,6 +136,8 @@ class Algorithm(nn.Module, ABC):
         return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, agents_at)
 
     def parted(self, x: Tensor, agents_at: int) -> dict[str, Tensor]:
+        if len(self.groups) == 1:
+            return {self.groups[0]: x}
         return dict(zip(self.groups, x.split([self.spec[g].n for g in self.groups], agents_at), strict=True))
 
     def mask(self, batch: Batch) -> Tensor | None:
@@ -239,6 +242,11 @@ class Optimiser(nn.Module):
         self.register_buffer("rate", torch.tensor(rate, device=device))
         self.register_buffer("broken", torch.zeros((), dtype=torch.bool, device=device))
         self._params, self._flat = tuple(params), (flat,)  # in tuples: the modules' own parameters, not others to save
+        self._kernel: Callable[..., Tensor] | None = None
+
+    def fuse(self) -> None:
+        """Take one kernel for the step, where there is one."""
+        self._kernel = find("adamw", self._flat[0].device)
 
     def descend(self, loss: Tensor, count: Tensor | int, keep: Tensor | None = None) -> Tensor:
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
@@ -248,6 +256,9 @@ class Optimiser(nn.Module):
         grads = torch.autograd.grad(mean, self._params, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             grad = torch.cat([g.reshape(-1) for g in grads])
+            if self._kernel is not None:
+                state = self.first, self.second, self.steps, self.rate, self.broken
+                return self._kernel(self._flat[0], grad, *state, keep, self.clip, self.decay)
             norm = grad.norm()
             if self.clip is not None:
                 grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))

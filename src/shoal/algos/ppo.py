@@ -179,26 +179,14 @@ class PPO(Algorithm):
         c, mask = self.config, data.get("mask")
         pi = self.actor(data["obs"], data.get("legal"))
         log_prob, entropy = pi.log_prob_and_entropy(data["action"])
-        policy_loss, ratio = losses.ppo_clip(log_prob, data["log_prob"], data["advantage"], c.clip)
+        old, advantage = data["log_prob"], data["advantage"]
+        actor_loss, means = losses.ppo(log_prob, entropy, old, advantage, mask, c.clip, c.entropy, self.fused)
         value = self.critic(data["seen"] if self.central else data["obs"])
-        if c.value_clip is None:
-            value_loss = losses.value_error(value, data["target"], c.huber)
-        else:
-            value_loss = losses.value_clip(value, data["value"], data["target"], c.value_clip, c.huber)
-        count = ratio.numel() if mask is None else mask.sum()
-        total = losses.masked_sum(policy_loss - c.entropy * entropy, mask)
-        grad_actor = self.actor_optimiser.descend(total, count)
-        grad_critic = self.critic_optimiser.descend(losses.masked_sum(value_loss, mask), count)
-        with torch.no_grad():
-            return {
-                "policy_loss": losses.masked_mean(policy_loss, mask),
-                "value_loss": losses.masked_mean(value_loss, mask),
-                "entropy": losses.masked_mean(entropy, mask),
-                "kl": losses.masked_mean(losses.approximate_kl(log_prob, data["log_prob"]), mask),
-                "clip_fraction": losses.masked_mean(((ratio - 1).abs() > c.clip).float(), mask),
-                "grad_norm_actor": grad_actor,
-                "grad_norm_critic": grad_critic,
-            }
+        critic_loss, mean = losses.value(value, data["value"], data["target"], mask, c.value_clip, c.huber, self.fused)
+        count = log_prob.numel() if mask is None else mask.sum()
+        grad_actor = self.actor_optimiser.descend(actor_loss, count)
+        grad_critic = self.critic_optimiser.descend(critic_loss, count)
+        return {**means, **mean, "grad_norm_actor": grad_actor, "grad_norm_critic": grad_critic}
 
     def _advantage(self, batch: Batch, value: Tensor) -> Tensor:
         c = self.config

@@ -21,20 +21,13 @@ kernels are kept in $XDG_CACHE_HOME/shoal/kernels (or ~/.cache), named by what t
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.envs.base import Phase, State, World
+from shoal.ops.compiler import CannotFuse, compiler, library  # noqa: F401
 from shoal.spec import Box, Outcome, tree_leaves
 
 ROWS = 1009  # of the clone: a prime that no other size is a multiple of
@@ -51,10 +45,6 @@ BLOCK = 64  # rows of a block on CUDA
 FLAGS = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC", "-lm")
 
 Cells = np.ndarray[Any, Any]  # of nodes
-
-
-class CannotFuse(Exception):  # noqa: N818
-    """Why, in a sentence."""
 
 
 # --- scalars: nodes that are made once -------------------------------------------------------------------------------
@@ -738,42 +728,8 @@ def example(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 # --- compilers --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def compiler() -> tuple[str, str]:
-    """The C compiler, and what distinguishes it."""
-    names = [os.environ.get("CC"), "cc", "gcc", "clang"]
-    found = next((path for x in names if x and (path := shutil.which(x))), None)
-    if found is None:
-        raise CannotFuse("there is no C compiler: install cc, gcc or clang, or name one in $CC")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
-    return found, f"{found} {version} {platform.machine()}"
-
-
-def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file in the cache that was made from this text; made aside, and renamed when it is whole."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
-    path = folder / f"step_{hashlib.sha256(f'{made_with}{text}'.encode()).hexdigest()[:24]}{suffix}"
-    if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as aside:
-                make(Path(aside) / path.name)
-                os.replace(Path(aside) / path.name, path)
-        except OSError as e:
-            raise CannotFuse(f"the kernel could not be written to {folder}: {e}") from e
-    return path
-
-
 def compile_c(text: str) -> Any:
-    cc, version = compiler()
-
-    def make(path: Path) -> None:
-        path.with_suffix(".c").write_text(text)
-        done = subprocess.run([cc, str(path.with_suffix(".c")), "-o", str(path), *FLAGS], capture_output=True, text=True)
-        if done.returncode:
-            raise CannotFuse(f"{cc} failed: {' '.join(done.stderr.split())[:300]}")
-
-    step = ctypes.CDLL(str(kept(text, version + " ".join(FLAGS), ".so", make))).step
+    step = library(text, FLAGS).step
     step.restype, step.argtypes = None, [ctypes.c_longlong] + [ctypes.c_void_p] * text.count("*__restrict__")
     return step
 

@@ -86,6 +86,7 @@ class Board:
     def __init__(self, steps: dict[int, int], total: int, quiet: bool):
         self.total, self.steps = total, dict(steps)  # seed -> done so far
         self.rates: dict[int, float] = {}  # of those under way
+        self.rate = 0.0  # of all together
         self.returns: dict[int, dict[str, float]] = {}
         self.wide = max(len(str(s)) for s in steps)
         self.terminal = Terminal(f"{len(steps)} seeds", total * len(steps), sum(steps.values()), quiet)
@@ -111,8 +112,9 @@ class Board:
         self.terminal.close()
 
     def _show(self) -> None:
-        rate = f"{short(sum(self.rates.values()))} steps/s, slowest at {min(self.steps.values()) / self.total:.0%}"
-        self.terminal.show(completed=sum(self.steps.values()), rate=rate)
+        self.rate = sum(self.rates.values()) or self.rate  # at the end, what it was
+        slowest = min(self.steps.values()) / self.total
+        self.terminal.show(completed=sum(self.steps.values()), rate=f"{short(self.rate)} steps/s, slowest at {slowest:.0%}")
 
 
 class Place:

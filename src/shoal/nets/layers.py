@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shoal.ops import triton
+from shoal.ops.kernels import for_device
 from shoal.spec import UserError
 
 
@@ -96,14 +96,16 @@ class MLP(nn.Module):
         self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
 
     def fuse(self) -> None:
-        """On CUDA, take one kernel each way, if there is one for these widths."""
+        """Take one kernel each way, if there is one for these widths."""
         ids = 0 if self.ids is None else len(self.ids)
-        self.fused = triton.mlp_fits(self.width_in, self.net.hidden, self.width_out, ids, self.net.activation)
+        widths, tf32 = (self.width_in, self.net.hidden, self.width_out), torch.backends.cuda.matmul.allow_tf32
+        self.fused = for_device(self.weights[0].device).mlp_fits(*widths, ids, self.net.activation, tf32)
+        self._parts = tuple(self.weights), tuple(self.biases)  # of which nn.ParameterList makes a long affair
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
             tf32 = torch.backends.cuda.matmul.allow_tf32
-            return triton.mlp(x, list(self.weights), list(self.biases), self.ids, self.net.activation, tf32)
+            return for_device(x.device).mlp(x, *self._parts, self.ids, self.net.activation, tf32)
         layers = list(zip(self.weights, self.biases, strict=True))
         if self.sets == 1:
             for k, (w, b) in enumerate(layers):

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shoal.ops import triton
+from shoal.ops.kernels import for_device
 from shoal.spec import Box, Space
 
 LOG_2PI = math.log(2 * math.pi)
@@ -113,10 +113,10 @@ class FusedChoice(Choice):
     """One categorical without a mask, in kernels of our own."""
 
     def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        return triton.choose(self.logits[0], noise)
+        return for_device(noise.device).choose(self.logits[0], noise)
 
     def log_prob_and_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        return triton.log_prob_and_entropy(self.logits[0], action)
+        return for_device(action.device).log_prob_and_entropy(self.logits[0], action)
 
 
 class Normal:

@@ -1,9 +1,11 @@
-"""Losses, element by element: masks and means are the caller's."""
+"""Losses, element by element: masks and means are the caller's. `ppo` and `value` sum them up, in one kernel if they can."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from shoal.ops.kernels import find
 
 
 def ppo_clip(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -29,6 +31,46 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """(rho - 1) - log rho, never negative, whose mean under the old policy is KL(old || new) (Schulman's k3)."""
     log_ratio = log_prob - old_log_prob
     return log_ratio.expm1() - log_ratio
+
+
+def ppo(
+    log_prob: Tensor,
+    entropy: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    mask: Tensor | None,
+    clip: float,
+    weight: float,
+    fused: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the policy descends, the sum of clipped losses less `weight` times the entropy; and means of what it is made of."""
+    names = ("policy_loss", "entropy", "kl", "clip_fraction")
+    if fused and (kernel := find("ppo", log_prob.device)) is not None:
+        total, means = kernel(log_prob, entropy, old_log_prob, advantage, mask, clip, weight)
+        return total, dict(zip(names, means.unbind(), strict=True))
+    loss, ratio = ppo_clip(log_prob, old_log_prob, advantage, clip)
+    total = masked_sum(loss - weight * entropy, mask)
+    with torch.no_grad():
+        clipped = ((ratio - 1).abs() > clip).float()
+        each = (loss, entropy, approximate_kl(log_prob, old_log_prob), clipped)
+        return total, {name: masked_mean(x, mask) for name, x in zip(names, each, strict=True)}
+
+
+def value(
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    clip: float | None,
+    huber: float | None,
+    fused: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the critic descends, the sum of errors; and their mean. Without `clip` the old value does not matter."""
+    if fused and (kernel := find("value_loss", value.device)) is not None:
+        total, mean = kernel(value, None if clip is None else old_value, target, mask, clip or 0.0, huber)
+        return total, {"value_loss": mean[0]}
+    error = value_error(value, target, huber) if clip is None else value_clip(value, old_value, target, clip, huber)
+    return masked_sum(error, mask), {"value_loss": masked_mean(error.detach(), mask)}
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.ops import triton
+from shoal.ops.kernels import for_device
 
 
 def gae(
@@ -35,7 +35,7 @@ def gae(
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
     if fused and acts is None:
-        return triton.gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
+        return for_device(reward.device).gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
     value_tp1 = value_tp1 * ~terminated
     ends = terminated | cut
     if acts is not None:

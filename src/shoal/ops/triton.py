@@ -25,7 +25,9 @@ import functools
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,8 @@ WIDEST = {"in": 256, "hidden": 128, "out": 64}  # the widest layers that `mlp` t
 # that Hopper's tensor cores take whole, those of many samples whose weights leave room for them. Chosen from what compiles
 # without spilling registers (but for a few hundred bytes in the last); exact products of wider layers spill: PyTorch's.
 MANY, ROOM = 1 << 14, 10 * 1024  # samples from which on there are many; padded weights for larger tiles or exact products
-FORWARD = {"few": (16, 8, 4), "many": (128, 8, 2)}
-BACKWARD = {"few": (16, 8, 2), "many": (128, 8, 1)}
+FORWARD = {"few": (16, 8, 4), "many": (64, 4, 3)}
+BACKWARD = {"few": (16, 8, 2), "many": (64, 4, 2)}
 EXACT = "ieee"  # products where TF32 is not allowed; "tf32x3" is the other choice, and takes twice the shared memory
 LOGITS = 512  # what a program of the softmax kernels holds, padding included
 LANES, AHEAD = 32, 4  # gae: agents of rows that a program walks back in time with, and steps it reads at once
@@ -59,6 +61,9 @@ class _Missing:
         self.kernel = kernel
 
     def __getitem__(self, grid: Any) -> Any:
+        raise ImportError(why_not())
+
+    def warmup(self, *args: Any, **constants: Any) -> None:
         raise ImportError(why_not())
 
 
@@ -80,6 +85,46 @@ def why_not() -> str | None:
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         return "Triton needs Python's headers to launch kernels: install python3-dev."
     return None
+
+
+# --- launching ---
+
+_pool: ThreadPoolExecutor | None = None
+_ordered: set[Any] = set()  # what the pool compiles
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Inside, kernels are not run but compiled, several at once, and what they would write is zero. Whoever will run some
+    code does so once in here, and undoes it, and need not wait for one kernel after the other."""
+    global _pool
+    with ThreadPoolExecutor(8) as pool:
+        _pool = pool
+        _ordered.clear()
+        try:
+            yield
+        finally:
+            _pool = None
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], outputs: Iterable[Tensor | None], *args: Any, **constants: Any) -> None:
+    if _pool is None:
+        kernel[grid](*args, **constants)
+        return
+    for x in outputs:
+        if x is not None:
+            x.zero_()
+    key = kernel, _signature(args), tuple(constants.items())
+    if key not in _ordered:
+        _ordered.add(key)
+        _pool.submit(kernel.warmup, *args, grid=grid, **constants)
+
+
+def _signature(args: Any) -> Any:
+    """What a kernel is compiled for: types and alignment, and numbers."""
+    if isinstance(args, tuple):
+        return tuple(_signature(x) for x in args)
+    return (args.dtype, args.data_ptr() % 16) if isinstance(args, Tensor) else args
 
 
 # --- perceptrons ---
@@ -128,7 +173,7 @@ class _MLP(torch.autograd.Function):
         agents = 1 if ids is None and not own else n
         ctx.shape = {"WIDTHS": widths, "N": agents, "OWN": own, "TANH": activation == "tanh", "PRECISION": precision}
         grid, numbers, constants = _plan(FORWARD, x, ids, ctx.shape)
-        _mlp_forward[grid](x, params, ids, y, *numbers, **constants)
+        _launch(_mlp_forward, grid, [y], x, params, ids, y, *numbers, **constants)
         ctx.save_for_backward(x, ids, *params)
         return y
 
@@ -140,7 +185,8 @@ class _MLP(torch.autograd.Function):
         table = x.new_empty(grid[0], sum(sizes))
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         ends = tuple(accumulate(sizes))
-        _mlp_backward[grid](x, tuple(params), ids, grad.contiguous(), grad_x, table, *numbers, ENDS=ends, **constants)
+        given = x, tuple(params), ids, grad.contiguous(), grad_x, table
+        _launch(_mlp_backward, grid, [table, grad_x], *given, *numbers, ENDS=ends, **constants)
         parts = (table[0] if grid[0] == 1 else table.sum(0)).split(sizes)
         grads = [part.view_as(p) for part, p in zip(parts[1:], params, strict=True)]
         return grad_x, None, None, None, None if ids is None else parts[0].view_as(ids), *grads
@@ -309,7 +355,7 @@ def choose(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     action = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
     log_prob = logits.new_empty(logits.shape[:-1])
     grid, shape = _softmaxes(logits)
-    _choose[grid](logits, noise, action, log_prob, log_prob.numel(), *shape)
+    _launch(_choose, grid, [action, log_prob], logits, noise, action, log_prob, log_prob.numel(), *shape)
     return action, log_prob
 
 
@@ -325,7 +371,8 @@ class _LogProbAndEntropy(torch.autograd.Function):
         logits, action = logits.contiguous(), action.contiguous()
         log_prob, entropy = logits.new_empty(action.shape), logits.new_empty(action.shape)
         grid, shape = _softmaxes(logits)
-        _log_prob_and_entropy[grid](logits, action, log_prob, entropy, action.numel(), *shape)
+        out = log_prob, entropy
+        _launch(_log_prob_and_entropy, grid, out, logits, action, *out, action.numel(), *shape)
         ctx.save_for_backward(logits, action)
         return log_prob, entropy
 
@@ -334,7 +381,7 @@ class _LogProbAndEntropy(torch.autograd.Function):
         logits, action = ctx.saved_tensors
         grad, grads = torch.empty_like(logits), (grad_log_prob.contiguous(), grad_entropy.contiguous())
         grid, shape = _softmaxes(logits)
-        _log_prob_and_entropy_backward[grid](logits, action, *grads, grad, action.numel(), *shape)
+        _launch(_log_prob_and_entropy_backward, grid, [grad], logits, action, *grads, grad, action.numel(), *shape)
         return grad, None
 
 
@@ -407,10 +454,9 @@ def gae(
     values = [x.contiguous() for x in (reward, value_t, value_tp1, terminated)]
     advantage = torch.empty_like(values[0])
     lanes = shape[1] * shape[2]
-    _gae[(-(-lanes // LANES),)](
-        *values, cut, advantage, gamma, gamma * lam, shape[0], lanes, *cut.stride(), shape[2], LANES, AHEAD,
-        num_warps=max(1, LANES // 32),
-    )  # fmt: skip
+    numbers = gamma, gamma * lam, shape[0], lanes, *cut.stride(), shape[2], LANES, AHEAD
+    grid, warps = (-(-lanes // LANES),), max(1, LANES // 32)
+    _launch(_gae, grid, [advantage], *values, cut, advantage, *numbers, num_warps=warps)
     return advantage
 
 

@@ -1,8 +1,10 @@
 """Speed, measured: medians of interleaved repeats, ours and the reference's in one process.
 
-`bench env` steps a world at several numbers of rows, random actions drawn beforehand; `bench train` trains end to end.
-Beside them runs `mpe2`, one world stepped through its parallel API with random actions, where it is installed and has the
-scenario. Ratios are of medians; timings of one machine at one time, so compare within a run.
+`bench env` steps a world at several numbers of rows, random actions drawn beforehand; `bench train` trains end to end;
+`bench update` learns from one rollout again and again. Each runs as it would in training (see `--compile`) and, for
+comparison, operation by operation. Beside them runs `mpe2`, one world stepped through its parallel API with random actions,
+where it is installed and has the scenario. Ratios are of medians; timings of one machine at one time, so compare within a
+run. `benchmarks/peers/` measures other frameworks beside this one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,9 +23,10 @@ from shoal.ids import find
 from shoal.log.console import short
 from shoal.spec import Box, UserError
 from shoal.training.collect import play
+from shoal.training.graph import Captured
 from shoal.training.loop import Loop
 from shoal.training.seeds import generator
-from shoal.training.settings import Settings, choose_device, make_env, resolve
+from shoal.training.settings import Settings, choose_device, make_env, most_compiled, resolve
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,15 @@ class Bench:
     seconds: float = 1.0  # how long a repeat lasts
     repeats: int = 3  # repeats of each, interleaved
     threads: int = 1  # CPU threads
-    device: str = "cpu"  # auto, cpu, cuda or cuda:1
+    device: str = "auto"  # auto, cpu, cuda or cuda:1
+    compile: Literal["auto", "off", "graph", "fused"] = "auto"  # as in training; anything but off is compared with off
     json: bool = False  # print one JSON value and nothing else
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             numbers = value if isinstance(value, tuple) else (value,)
-            if f.name not in ("device", "json") and not all(0 < x <= 1e9 for x in numbers):
+            if f.name not in ("device", "compile", "matmul", "normalise", "json") and not all(0 < x <= 1e9 for x in numbers):
                 raise UserError(f"--{f.name} is {value}: it must be more than zero.")
 
 
@@ -55,6 +59,8 @@ class TrainBench(Bench):
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # pieces of a pass
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
+    matmul: Literal["tf32", "float32"] = "tf32"  # precision of matrix products on CUDA
+    normalise: bool = True  # running normalisers of observations and values, where the algorithm has them
 
 
 @dataclass
@@ -75,7 +81,7 @@ class Result:
 
     @property
     def note(self) -> str:
-        return f"ratio: to {self.base}" if self.base else "mpe2 is not installed or has no such world: nothing to compare with"
+        return f"ratio: to {self.base}" if self.base else "nothing to compare with"
 
     def ratio(self, name: str) -> float:
         assert self.base is not None
@@ -88,26 +94,49 @@ class Result:
 
 
 def bench_env(env: str, options: EnvBench) -> Result:
-    torch.set_num_threads(options.threads)
-    works = {f"shoal, {n} rows": _stepper(env, n, options.device) for n in options.rows}
-    return _measure(f"stepping {env}, {options.threads} thread(s), {options.device}", works, _reference(env), options)
+    device = _prepare(options)
+    works = {}
+    for n in options.rows:
+        for mode in _modes(options, device):
+            works[f"shoal, {n} rows, {mode}"] = _stepper(env, n, device, mode)
+    return _measure(f"stepping {env}, {_where(options, device)}", works, _reference(env), options)
 
 
-def bench_train(algo: str, env: str, options: TrainBench) -> Result:
-    torch.set_num_threads(options.threads)
-    work = _trainer(algo, env, options)
+def bench_train(algo: str, env: str, options: TrainBench, part: str = "train") -> Result:
+    device = _prepare(options)
+    works = {f"shoal, {algo}, {mode}": trainer(algo, env, options, device, mode, part) for mode in _modes(options, device)}
     title = (
-        f"training {algo} on {env}: {options.rows} rows x {options.rollout} steps, {options.epochs} epochs, "
-        f"{options.minibatches} minibatches, nets {'-'.join(map(str, options.hidden))}, {options.threads} thread(s)"
+        f"{'training' if part == 'train' else 'updates of'} {algo} on {env}: {options.rows} rows x {options.rollout} steps, "
+        f"{options.epochs} epochs, {options.minibatches} minibatches, nets {'-'.join(map(str, options.hidden))}, "
+        f"{_where(options, device)}"
     )
-    return _measure(title, {f"shoal, {algo}": work}, _reference(env), options)
+    return _measure(title, works, _reference(env) if part == "train" else None, options)
+
+
+def _prepare(options: Bench) -> torch.device:
+    torch.set_num_threads(options.threads)
+    return choose_device(options.device)
+
+
+def _modes(options: Bench, device: torch.device) -> list[str]:
+    mode = most_compiled(device) if options.compile == "auto" else options.compile
+    if mode == "graph" and device.type == "cpu":
+        raise UserError("--compile graph needs a CUDA device, and this bench is on the CPU: take auto, fused or off.")
+    return list(dict.fromkeys([mode, "off"]))
+
+
+def _where(options: Bench, device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu, {options.threads} thread(s)"
+    precision = f", matrix products in {options.matmul}" if isinstance(options, TrainBench) else ""
+    return torch.cuda.get_device_name(device) + precision
 
 
 def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callable[[], int] | None, options: Any) -> Result:
     """Each work is a function that does a piece and says how many environment steps it was."""
-    base = "mpe2, bare stepping" if reference is not None else None
-    if base is not None and reference is not None:
-        works = {**works, base: reference}
+    base = "mpe2, bare stepping" if reference is not None else next((w for w in works if w.endswith(", off")), None)
+    if reference is not None:
+        works = {**works, "mpe2, bare stepping": reference}
     rates: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()  # warm
@@ -120,8 +149,10 @@ def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callabl
     return Result(title, rates, base)
 
 
-def _stepper(env_id: str, rows: int, device: str) -> Callable[[], int]:
-    env = make_env(env_id, rows, choose_device(device))
+def _stepper(env_id: str, rows: int, device: torch.device, mode: str) -> Callable[[], int]:
+    env = make_env(env_id, rows, device)
+    if mode == "fused":
+        env.fuse()
     draw = generator(0, "bench", device=env.device)
     steps = 25
     noise = torch.rand(steps, rows, env.noise, generator=draw, device=env.device)
@@ -138,28 +169,45 @@ def _stepper(env_id: str, rows: int, device: str) -> Callable[[], int]:
         actions.append(chosen)
     env.reset(noise[0])
 
-    def work() -> int:
+    def steps_of() -> None:
         for t in range(steps):
             play(env, actions[t], noise[t])
-        if env.device.type == "cuda":
+
+    graph = None
+    if device.type == "cuda" and mode != "off":
+        env.hold(steps)
+        steps_of()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            steps_of()
+
+    def work() -> int:
+        steps_of() if graph is None else graph.replay()
+        if device.type == "cuda":
             torch.cuda.synchronize()
         return steps * rows
 
     return work
 
 
-def _trainer(algo: str, env_id: str, o: TrainBench) -> Callable[[], int]:
-    """The loop's own collecting and updating, without logs, evaluations and checkpoints."""
+def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: str, part: str = "train") -> Callable[[], int]:
+    """The loop's own iterations, or updates from one rollout, without logs, evaluations and checkpoints."""
     known = {f.name for f in dataclasses.fields(find("algos", algo).load().Config)}
-    wanted = {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches}
+    wanted: dict[str, Any] = {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches}
+    wanted |= {"normalise_obs": o.normalise, "normalise_value": o.normalise}
     sections: dict[str, Any] = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": o.hidden}}
-    run = {"envs": o.rows, "device": o.device, "threads": o.threads, "quiet": True}
+    run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
 
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))
+    if part == "update":
+        batch = loop.collector.collect(loop.rollout)
+        loop.pay(batch)
+        update = lambda: loop.update(batch)  # noqa: E731
+        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update)
 
     def work() -> int:
         loop.iterate()
-        if loop.env.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize()
         return loop.rollout * loop.env.rows
 

@@ -9,27 +9,30 @@ code would have drawn eagerly. The warm-up that capturing needs is undone.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from shoal.envs.base import World
+from shoal.ops import triton
 from shoal.spec import tree_leaves, tree_map
 
 IN_FLIGHT = 2  # iterations that the device may be behind the host
 
 
 class Captured:
-    """`loop.iteration` as a graph for each phase of the world that an iteration begins in. A loop on a stream of its own
-    captures and replays there."""
+    """`work`, an iteration of a loop or a part of one, as a graph for each phase of the world that it begins in. A loop on a
+    stream of its own captures and replays there."""
 
-    def __init__(self, loop: Any):
-        self.loop, self.env = loop, loop.env
+    def __init__(self, loop: Any, work: Callable[[], None]):
+        self.loop, self.work, self.env = loop, work, loop.env
         assert isinstance(self.env, World)
         self.env.hold(loop.rollout)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, int]] = {}  # phase before -> graph, phase after
         self.carried: Any = None  # tensors of the graphs' own
         self.flying: deque[torch.cuda.Event] = deque()
+        self.side = torch.cuda.Stream(self.env.device)  # to capture on: with it come workspaces that no other graph uses
 
     def __call__(self) -> None:
         phase = self.env.phase
@@ -41,8 +44,8 @@ class Captured:
                 self._restore(before)
                 reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
                 self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")
-                self.loop.on_device = self.loop.iteration
-                return self.loop.iteration()
+                self.loop.on_device = self.work
+                return self.work()
         graph, after = self.graphs[phase]
         self._settle()
         if len(self.flying) >= IN_FLIGHT:
@@ -54,12 +57,15 @@ class Captured:
         self.flying.append(event)
 
     def _capture(self, before: Any) -> tuple[torch.cuda.CUDAGraph, int]:
+        if self.loop.config.compile == "fused":
+            with triton.compiling_ahead():
+                self.work()
+            self._restore(before)
         moving = self._moving()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries set themselves up, lazily made tensors are made
-            self.loop.iteration()
-        torch.cuda.current_stream().wait_stream(side)
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):  # libraries set themselves up, lazily made tensors are made
+            self.work()
+        torch.cuda.current_stream().wait_stream(self.side)
         if self.carried is None:  # what is the same object after an iteration is a constant
             self.carried = tree_map(lambda x, y: x if x is y else x.clone(), moving, self._moving())
         self._restore(before)
@@ -67,8 +73,8 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         for g in (self.loop.collector.generator, self.loop.update_noise):
             graph.register_generator_state(g)
-        with torch.cuda.graph(graph):
-            self.loop.iteration()
+        with torch.cuda.graph(graph, stream=self.side):
+            self.work()
             self._bring_in()
         after = self.env.phase
         self._restore(before)

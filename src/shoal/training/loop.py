@@ -27,6 +27,7 @@ from shoal.ids import near
 from shoal.log import report, wandb
 from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
+from shoal.ops.kernels import for_device
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
@@ -106,11 +107,13 @@ class Loop:
         mode, cuda = self.config.compile, self.env.device.type == "cuda"
         torch.backends.cuda.matmul.allow_tf32 = self.config.matmul == "tf32"
         if mode != "off" and cuda and isinstance(self.env, World):
-            self.on_device = Captured(self)
+            self.on_device = Captured(self, self.iteration)
         if mode == "fused" and isinstance(self.env, World):
             self.remarks += [why for why in (self.env.fuse(),) if why]
-        if mode == "fused" and cuda:
-            for a in self.players.algorithms:
+        if mode == "fused":
+            why_not = for_device(self.env.device).why_not()
+            self.remarks += [why_not] if why_not else []
+            for a in self.players.algorithms if why_not is None else ():
                 a.fuse()
         if mode == "graph" and not cuda and not hasattr(self, "folder"):
             raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")

@@ -33,9 +33,7 @@ class RunConfig:
     seeds: int = 1  # so many runs at once, of this seed and those after it: on CUDA in one process, else in one a core
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
     threads: int = 1  # CPU threads; small operations are slower with more
-    compile: Literal["auto", "off", "graph", "fused"] = (
-        "auto"  # graph: as CUDA graphs; fused: with kernels of our own; auto: all there is
-    )
+    compile: Literal["auto", "off", "graph", "fused"] = "auto"  # graph: CUDA graphs; fused: our own kernels too; auto: the most
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>

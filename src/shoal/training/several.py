@@ -134,22 +134,6 @@ def streams(device: torch.device, n: int) -> list[torch.cuda.Stream | None]:
     return made
 
 
-@contextmanager
-def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What happens inside is the stream's. Graphs are captured there as well: PyTorch captures all of them on one stream
-    otherwise, and with it they would share cuBLAS's workspace, which graphs that run at once must not."""
-    if stream is None:
-        yield
-        return
-    before = torch.cuda.graph.default_capture_stream
-    torch.cuda.graph.default_capture_stream = stream
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        torch.cuda.graph.default_capture_stream = before
-
-
 def run_together(loops: Sequence[Loop], board: Board, on: Sequence[torch.cuda.Stream | None] | None = None) -> list[Ended]:
     """An iteration of each in turn, until all are done. `on` are their streams, on which they were made."""
     stream_of = dict(zip(loops, on or [None] * len(loops), strict=True))
@@ -166,10 +150,10 @@ def run_together(loops: Sequence[Loop], board: Board, on: Sequence[torch.cuda.St
             while under_way:
                 for loop in list(under_way):
                     try:
-                        with on_stream(stream_of[loop]):
-                            next(laps[loop])
-                    except StopIteration:
-                        under_way.remove(loop)
+                        with torch.cuda.stream(stream_of[loop]):
+                            done = next(laps[loop], "done")
+                        if done:
+                            under_way.remove(loop)
                     except Exception as e:
                         under_way.remove(loop)
                         failed[loop] = reason(e)

@@ -1,0 +1,72 @@
+"""The C compiler of this machine, and what it made: kept in $XDG_CACHE_HOME/shoal/kernels (or ~/.cache), named by what it
+was made from. Home folders may be shared between machines, so that the machine is part of the name."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+
+class CannotFuse(Exception):  # noqa: N818
+    """Why, in a sentence."""
+
+
+@cache
+def compiler() -> tuple[str, str]:
+    """The C compiler, and what distinguishes it."""
+    names = [os.environ.get("CC"), "cc", "gcc", "clang"]
+    found = next((path for x in names if x and (path := shutil.which(x))), None)
+    if found is None:
+        raise CannotFuse("there is no C compiler: install cc, gcc or clang, or name one in $CC")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+    return found, f"{found} {version} {platform.machine()}"
+
+
+@cache
+def native() -> tuple[tuple[str, ...], str]:
+    """The flags that ask for all this processor has, and what they stand for here."""
+    for flags in (("-march=native",), ("-mcpu=native",)):
+        done = subprocess.run([compiler()[0], *flags, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True)
+        if done.returncode == 0:
+            return flags, done.stdout
+    return (), ""
+
+
+def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -> Path:
+    """The file in the cache that was made from this text; made aside, and renamed when it is whole."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+    path = folder / f"step_{hashlib.sha256(f'{made_with}{text}'.encode()).hexdigest()[:24]}{suffix}"
+    if not path.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as aside:
+                make(Path(aside) / path.name)
+                os.replace(Path(aside) / path.name, path)
+        except OSError as e:
+            raise CannotFuse(f"the kernel could not be written to {folder}: {e}") from e
+    return path
+
+
+def library(text: str, flags: Sequence[str], made_with: str = "") -> ctypes.CDLL:
+    """What `text` compiles to, loaded. `made_with`: what else the outcome depends on."""
+    cc, version = compiler()
+
+    def make(path: Path) -> None:
+        path.with_suffix(".c").write_text(text)
+        done = subprocess.run([cc, str(path.with_suffix(".c")), "-o", str(path), *flags], capture_output=True, text=True)
+        if done.returncode:
+            raise CannotFuse(f"{cc} failed: {' '.join(done.stderr.split())[:300]}")
+
+    path = kept(text, version + " ".join(flags) + made_with, ".so", make)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as e:
+        raise CannotFuse(f"what {cc} made could not be loaded: {e}") from e

@@ -1,0 +1,199 @@
+"""Captured iterations: the same bits as eager ones, whatever is done between replays; and what each mode means."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shoal
+from shoal.algos.ppo import PPO
+from shoal.envs import fuse
+from shoal.spec import UserError, tree_leaves, tree_map
+from shoal.training.graph import Captured
+from shoal.training.loop import Loop
+from shoal.training.settings import Settings, most_compiled, resolve
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+torch.set_num_threads(1)
+
+
+class Told:
+    """Stands in for the console and the log."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, sentence: str) -> None:
+        self.lines.append(sentence)
+
+    def say(self, sentence: str) -> None:
+        return None
+
+
+def make(
+    compile: str, algo: str = "mappo", env: str = "simple_spread", rollout: int = 25, device: str = "cuda", **more: Any
+) -> Loop:
+    run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
+    loop = Loop(resolve(Settings(algo, env, run, {"algo": {"rollout": rollout, **more}})))
+    loop.console = loop.logger = Told()  # type: ignore[assignment]
+    return loop
+
+
+def everything(loop: Loop) -> dict[str, Tensor]:
+    parts: dict[str, Any] = {
+        "algorithms": [dict(a.state_dict()) for a in loop.players.algorithms],
+        "collector": loop.collector.state_dict(),
+        "noise": loop.update_noise.get_state(),
+        "means": loop.means.sums,
+    }
+    return {f"{k} {i}": x.clone() for k, tree in parts.items() for i, x in enumerate(tree_leaves(tree))}
+
+
+def state(loop: Loop) -> Any:
+    learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
+    return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), loop.means.state_dict(), loop.step
+
+
+def put(loop: Loop, saved: Any) -> None:
+    for a, x in zip(loop.players.algorithms, saved[0], strict=True):
+        a.load_state_dict(x)
+    loop.collector.load_state_dict(saved[1])
+    loop.update_noise.set_state(saved[2])
+    loop.means.load_state_dict(saved[3], loop.env.device)
+    loop.step = saved[4]
+
+
+def assert_equal(one: Loop, two: Loop) -> None:
+    a, b = everything(one), everything(two)
+    assert a.keys() == b.keys()
+    different = [k for k in a if not torch.equal(a[k], b[k])]
+    assert not different
+
+
+WORKS = [
+    {},
+    {"rollout": 16, "lr_schedule": "linear"},  # rollouts begin anywhere in an episode; the rate changes between replays
+    {"algo": "ippo", "env": "simple_tag"},  # two that learn
+    {"algo": "ippo", "env": "probe_deaths"},  # masks
+    {"algo": "ppo", "env": "probe_turns", "rollout": 10},
+]
+
+
+@cuda
+@pytest.mark.parametrize("work", WORKS, ids=lambda w: "-".join(map(str, w.values())) or "plain")
+def test_single_iterations_from_many_states_have_the_same_bits(work: dict[str, Any]) -> None:
+    eager, captured = make("off", **work), make("graph", **work)
+    for _ in range(int(os.environ.get("SHOAL_PARITY_STATES", "10"))):
+        put(captured, state(eager))
+        eager.iterate()
+        captured.iterate()
+        assert_equal(eager, captured)
+    assert isinstance(captured.on_device, Captured)
+    assert captured.console.lines == []  # type: ignore[attr-defined]
+    assert len(captured.on_device.graphs) == 1
+
+
+@cuda
+def test_replay_after_replay_and_a_state_of_long_ago() -> None:
+    eager, captured = make("off"), make("graph")
+    begun = state(eager)
+    for _ in range(2):
+        put(eager, begun)
+        put(captured, begun)
+        for _ in range(4):
+            eager.iterate()
+            captured.iterate()
+        assert_equal(eager, captured)
+
+
+@cuda
+def test_fused_is_near() -> None:
+    eager, fused = make("off"), make("fused")
+    for _ in range(10):
+        put(fused, state(eager))
+        eager.iterate()
+        fused.iterate()
+        a, b = everything(eager), everything(fused)
+        for k in (k for k in a if k.startswith("algorithms") and a[k].is_floating_point()):
+            torch.testing.assert_close(a[k], b[k], rtol=2e-2, atol=2e-2, msg=k)
+
+
+@cuda
+def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PPO.update
+    eager, captured = make("off"), make("graph")
+
+    def looks(self: PPO, batch: Any) -> dict[str, Tensor]:
+        assert batch.over.sum().item() >= 0
+        return plain(self, batch)
+
+    monkeypatch.setattr(PPO, "update", looks)
+    for _ in range(3):
+        eager.iterate()
+        captured.iterate()
+    (line,) = captured.console.lines  # type: ignore[attr-defined]
+    assert line.startswith("Iterations cannot be captured as a CUDA graph, and run eagerly: ")
+    assert captured.on_device == captured.iteration
+    assert_equal(eager, captured)
+
+
+@cuda
+def test_resume_of_captured_runs_is_exact(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"steps": 2000, "envs": 8, "device": "cuda", "quiet": True, "log": {"tensorboard": False}}
+    for mode in ("graph", "fused"):
+        whole = shoal.train("mappo", "simple_spread", out=tmp_path / f"{mode}-whole", compile=mode, **common)
+        half = shoal.train("mappo", "simple_spread", out=tmp_path / f"{mode}-half", compile=mode, until=1000, **common)
+        half = shoal.resume(half)
+        a, b = (tree_leaves(r.load("last")["algorithms"]) for r in (whole, half))
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# --- modes ---
+
+
+def test_graphs_need_cuda() -> None:
+    with pytest.raises(UserError, match="--compile graph needs a CUDA device, and this run is on the CPU"):
+        make("graph", device="cpu")
+
+
+def test_auto_is_written_down(tmp_path: Path) -> None:
+    run = shoal.train("mappo", "simple_spread", steps=200, envs=2, out=tmp_path / "run", quiet=True)
+    mode = json.loads((run.path / "config.json").read_text())["run"]["compile"]
+    assert mode == most_compiled(torch.device("cuda" if torch.cuda.is_available() else "cpu")) != "auto"
+
+
+def test_without_a_compiler_auto_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    fuse.compiler.cache_clear()
+    assert most_compiled(torch.device("cpu")) == "off"
+    fuse.compiler.cache_clear()
+
+
+def test_fused_without_a_compiler_goes_on_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As when a run is resumed on a machine that has none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    fuse.compiler.cache_clear()
+    loop = make("fused", device="cpu")
+    fuse.compiler.cache_clear()
+    assert any("there is no C compiler" in remark for remark in loop.remarks)
+    loop.iterate()
+
+
+def test_fused_on_the_cpu_is_near_and_repeats() -> None:
+    plain, fused, again = make("off", device="cpu"), make("fused", device="cpu"), make("fused", device="cpu")
+    assert fused.remarks == []
+    assert fused.env._do != fused.env._transition
+    for loop in (plain, fused, again):
+        loop.iterate()
+    assert_equal(fused, again)
+    a, b = everything(plain), everything(fused)
+    for k in (k for k in a if k.startswith("algorithms") and a[k].is_floating_point()):
+        torch.testing.assert_close(a[k], b[k], rtol=1e-2, atol=1e-2, msg=k)
