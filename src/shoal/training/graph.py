@@ -34,7 +34,8 @@ class Captured:
         self.flying: deque[torch.cuda.Event] = deque()
         self.side = torch.cuda.Stream(self.env.device)  # to capture on: with it come workspaces that no other graph uses
 
-    def __call__(self) -> None:
+    def prepare(self) -> bool:
+        """Capture what the next call replays; false where that cannot be done, and the loop is told to go on eagerly."""
         phase = self.env.phase
         if phase not in self.graphs:
             before = self._snapshot()
@@ -45,8 +46,13 @@ class Captured:
                 reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
                 self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")
                 self.loop.on_device = self.work
-                return self.work()
-        graph, after = self.graphs[phase]
+                return False
+        return True
+
+    def __call__(self) -> None:
+        if not self.prepare():
+            return self.work()
+        graph, after = self.graphs[self.env.phase]
         self._settle()
         if len(self.flying) >= IN_FLIGHT:
             self.flying.popleft().synchronize()

@@ -147,6 +147,8 @@ class Loop:
         try:
             for remark in self.remarks:
                 self.remark(remark)
+            if isinstance(self.on_device, Captured) and self.step < goal:
+                self.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
             if not self.restored:
                 self.evaluate()
                 self.save()
