@@ -133,7 +133,7 @@ def _drive(config: RunConfig, score_name: str, jobs: dict[Job, int], loops: list
         ended: list[Ended] = (
             several.run_together(loops, board, streams)
             if loops
-            else several.run_apart(list(jobs), board, several.cores(config.threads))
+            else several.run_apart(list(jobs), board, several.room(config.threads))
         )
     finally:
         board.close()
@@ -216,7 +216,7 @@ def evaluate(
     checkpoint, team = str(checkpoint), {g: _word(who) for g, who in (team or {}).items()}
     run = run if isinstance(run, Run) else Run(run)
     resolved = run.resolve(device)
-    torch.set_num_threads(resolved.run.threads)
+    torch.set_num_threads(resolved.run.threads or 1)
     rows, each = rows_for(episodes)
     env = resolved.make_env(rows)
     players = frozen_players(run, env.spec, env.device, checkpoint, team)

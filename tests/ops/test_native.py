@@ -93,6 +93,23 @@ def test_samples_are_ragged_against_blocks(n: int) -> None:
     same(perceptron(18, 5, n, "none", "tanh"), draw(67, n, 18), "tanh")
 
 
+@pytest.mark.parametrize(("n", "share"), [(3, "id"), (3, "none"), (1, "plain")])
+def test_large_batches_in_pieces(n: int, share: str) -> None:
+    same(perceptron(18, 5, n, share, "tanh"), draw(2 * native.PIECE // n + 7, 2, n, 18), "tanh")
+
+
+def test_pieces_have_the_same_bits_whoever_works_on_them() -> None:
+    net, x = perceptron(18, 5, 3, "id", "tanh"), draw(3000, 3, 18)
+    grad, outcomes = draw(3000, 3, 5, seed=2), []
+    for threads in (1, 3, 1):
+        native.share(threads)
+        y = fuse(net, x)
+        outcomes.append([y, *torch.autograd.grad(y, list(net.parameters()), grad)])
+    assert len(native._pieces(x)) == 4
+    for other in outcomes[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=True))
+
+
 def test_inputs_need_not_be_contiguous() -> None:
     net, x = perceptron(18, 5, 3, "id", "tanh"), draw(18, 3, 9).permute(2, 1, 0)
     assert not x.is_contiguous()

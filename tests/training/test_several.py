@@ -26,7 +26,7 @@ from shoal.training.several import (
     Job,
     SeedsFailedError,
     branch,
-    cores,
+    room,
     run_apart,
     run_together,
     runs_in,
@@ -275,7 +275,7 @@ def test_resume_of_runs_that_are_no_seeds_of_one_another(capsys, tmp_path):
 
 def test_how_many_at_a_time(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert [cores(n) for n in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+    assert [room(n) for n in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
 
 
 # --- what fails ---
@@ -355,7 +355,7 @@ def begin(tmp_path, seeds):
     words = "--steps 50M --envs 8 --eval.episodes 4 --save.every 0 --log.tensorboard false".split()
     line = command("train", "ippo", "simple", *words, "--seeds", seeds, "--out", tmp_path / "X")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    most = cores(1)
+    most = room(1)
     deadline = time.time() + 90
     while len(list(tmp_path.glob("X/*/checkpoints/last.pt"))) < min(seeds, most) and time.time() < deadline:
         time.sleep(0.05)
@@ -391,7 +391,7 @@ def test_a_signal_to_processes_that_have_not_begun_yet(tmp_path):
     line = command("train", "ippo", "simple", *words, "--seeds", 2, "--out", tmp_path / "X")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.time() + 90
-    while len(started := children(process.pid)) < min(2, cores(1)) and time.time() < deadline:
+    while len(started := children(process.pid)) < min(2, room(1)) and time.time() < deadline:
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)

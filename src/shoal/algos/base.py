@@ -131,9 +131,11 @@ class Algorithm(nn.Module, ABC):
 
     def joined(self, part: Callable[[str], Any], agents_at: int) -> Any:
         """The groups' tensors side by side along the agents' dimension; none where they have none."""
+        if len(self.groups) == 1:
+            return part(self.groups[0])
         parts = [part(g) for g in self.groups]
         assert len({p is None for p in parts}) == 1, "groups that are bound together all have masks, or none has"
-        return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, agents_at)
+        return None if parts[0] is None else torch.cat(parts, agents_at)
 
     def parted(self, x: Tensor, agents_at: int) -> dict[str, Tensor]:
         if len(self.groups) == 1:

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -734,21 +734,20 @@ def compile_c(text: str) -> Any:
     return step
 
 
-def compile_cuda(text: str) -> Any:
+@cache
+def compile_cuda(text: str, device: torch.device) -> Any:
     make = getattr(torch.cuda, "_compile_kernel", None)  # NVRTC: it needs no compiler on the machine
     if make is None:
         raise CannotFuse(f"PyTorch {torch.__version__} does not compile kernels, newer ones do")
     return make(text, "step", nvcc_options=["-fmad=false"])
 
 
-COMPILERS = {"cpu": compile_c, "cuda": compile_cuda}
-
-
 def compiled(world: World, phase: Phase) -> Callable[..., tuple[Any, Outcome]]:
     try:
         with torch.no_grad(), torch.cuda.device(world.device) if world.device.type == "cuda" else nullcontext():
             program = Program(world, phase)
-            kernel = COMPILERS[world.device.type](program.write(world.device.type))
+            text = program.write(world.device.type)
+            kernel = compile_c(text) if world.device.type == "cpu" else compile_cuda(text, world.device)
             program.check(kernel, world.device)
     except CannotFuse:
         raise
@@ -760,8 +759,8 @@ def compiled(world: World, phase: Phase) -> Callable[..., tuple[Any, Outcome]]:
 def fuse(world: World) -> str | None:
     """See above."""
     try:
-        if world.device.type not in COMPILERS:
-            raise CannotFuse(f"there is no compiler for {world.device.type}, only for {' and '.join(COMPILERS)}")
+        if world.device.type not in TEXT:
+            raise CannotFuse(f"there is no compiler for {world.device.type}, only for {' and '.join(TEXT)}")
         calls = {phase: compiled(world, phase) for phase in world.phases}
     except CannotFuse as why:
         return f"{type(world).__name__} cannot be fused: {why}."

@@ -8,7 +8,7 @@
     adamw                  a step, clipped, and not taken where it would break something: algos/base.Optimiser
 
 `why_not()` says why they cannot be used here. The text is compiled once, for the processor at hand, and kept
-(`ops/compiler.py`): it takes any widths. One thread does all: what is multiplied here is too small to be shared out.
+(`ops/compiler.py`): it takes any widths. Large batches are taken in pieces, by as many threads as `share` was told.
 
 How `mlp` works. Every product is C[r, 0..n] = init + sum_k A(r, k) B[k, 0..n] in registers, ROWS rows by up to four
 vectors; A is read number by number, at any strides, B by vectors. Weights are copied once a call, in the direction
@@ -25,7 +25,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from shoal.ops.compiler import CannotFuse, library, native
 from shoal.ops.native_c import FLAGS, ROWS, text
 
 WIDEST = {"in": 512, "hidden": 256, "out": 64, "ids": 64}  # the widest layers, and the most agents with ids, that `mlp` takes
+PIECE, MOST_PIECES = 2048, 64  # samples from which on a batch is shared out, and into how many pieces at most
 BLOCK = 64  # samples that go through the layers together: the largest multiple of ROWS and of the agents below it
 
 
@@ -95,37 +97,78 @@ def mlp(
     params = (ids, *weights, *biases)
     if torch.is_grad_enabled():
         return _MLP.apply(x, activation, *params)
-    x = x.contiguous()
-    plan, pointers = _plan(x, activation, params)
-    y, room = x.new_empty(plan.output), x.new_empty(plan.forward + plan.block)
-    at = room.data_ptr()
-    _kernels().mlp_forward(plan.address, 0, x.data_ptr(), pointers, at + 4 * plan.forward, y.data_ptr(), at)
-    return y
+    return _forward(x.contiguous(), activation, params, keep=False)[0]
+
+
+def _forward(x: Tensor, activation: str, params: tuple[Tensor | None, ...], keep: bool) -> tuple[Tensor, list[Any]]:
+    """The output, and for each piece of the samples its plan and, to be kept, its hidden layers."""
+    assert all(p is None or p.is_contiguous() for p in params), "mlp wants parameters that are contiguous"
+    pointers = (ctypes.c_void_p * len(params))(*[None if p is None else p.data_ptr() for p in params])
+    shapes = tuple([p.shape for p in params[1 : 1 + len(params) // 2]])  # type: ignore[union-attr]
+    ids = None if params[0] is None else params[0].shape[0]
+    y = x.new_empty(_planned(x.shape, shapes, ids, activation).output)
+
+    def piece(part: tuple[Tensor, Tensor]) -> tuple[_Plan, Any, Tensor]:
+        x, y = part
+        plan = _planned(x.shape, shapes, ids, activation)
+        room = x.new_empty(plan.forward + (plan.hidden if keep else plan.block))
+        at = room.data_ptr()
+        _kernels().mlp_forward(plan.address, keep, x.data_ptr(), pointers, at + 4 * plan.forward, y.data_ptr(), at)
+        return plan, pointers, room
+
+    return y, _each(piece, list(zip(_pieces(x), _pieces(y), strict=True)))
 
 
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *params: Tensor | None) -> Tensor:
         x = x.contiguous()
-        ctx.plan, ctx.pointers = plan, pointers = _plan(x, activation, params)
-        y, hidden, room = x.new_empty(plan.output), x.new_empty(plan.hidden), x.new_empty(plan.forward)
-        _kernels().mlp_forward(plan.address, 1, x.data_ptr(), pointers, hidden.data_ptr(), y.data_ptr(), room.data_ptr())
-        ctx.save_for_backward(x, hidden, *params)
+        y, ctx.made = _forward(x, activation, params, keep=True)
+        ctx.save_for_backward(x, *params)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, hidden, *params = ctx.saved_tensors
-        plan, grad = ctx.plan, grad.contiguous()
+        x, *params = ctx.saved_tensors
         sizes = [0 if p is None else p.numel() for p in params]
-        flat, room = x.new_empty(sum(sizes)), x.new_empty(plan.backward)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        _kernels().mlp_backward(
-            plan.address, x.data_ptr(), ctx.pointers, hidden.data_ptr(), grad.data_ptr(),
-            None if grad_x is None else grad_x.data_ptr(), flat.data_ptr(), room.data_ptr(),
-        )  # fmt: skip
+        flats = x.new_empty(len(ctx.made), sum(sizes))
+
+        def piece(part: tuple[Any, ...]) -> None:
+            (plan, pointers, hidden), x, grad, grad_x, flat = part
+            room, kept = x.new_empty(plan.backward), hidden.data_ptr() + 4 * plan.forward
+            to = None if grad_x is None else grad_x.data_ptr()
+            given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr(), room.data_ptr()
+            _kernels().mlp_backward(plan.address, *given)
+
+        nothing = [None] * len(ctx.made)
+        parts = _pieces(x), _pieces(grad.contiguous()), nothing if grad_x is None else _pieces(grad_x), flats
+        _each(piece, list(zip(ctx.made, *parts, strict=True)))
+        flat = flats[0] if len(flats) == 1 else flats.sum(0)
         grads = (None if p is None else part.view_as(p) for part, p in zip(flat.split(sizes), params, strict=True))
         return grad_x, None, *grads
+
+
+# --- cores ---
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def share(threads: int) -> None:
+    """Let so many threads work on the pieces of large batches. PyTorch's own would spin while they wait; these sleep."""
+    global _pool
+    if (_pool._max_workers if _pool else 1) != threads:
+        _pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+
+def _pieces(x: Tensor) -> Sequence[Tensor]:
+    """[..., N, width] as pieces of samples that follow each other: as many whatever the threads, for bits follow from it."""
+    samples = x.shape[:-1].numel()
+    return (x,) if samples < 2 * PIECE else x.view(-1, *x.shape[-2:]).tensor_split(min(samples // PIECE, MOST_PIECES))
+
+
+def _each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    return [work(p) for p in parts] if _pool is None or len(parts) == 1 else list(_pool.map(work, parts))
 
 
 class _Plan(NamedTuple):
@@ -138,15 +181,6 @@ class _Plan(NamedTuple):
     block: int  # hidden layers of a block
     forward: int  # scratch going forward
     backward: int  # and back
-
-
-def _plan(x: Tensor, activation: str, params: tuple[Tensor | None, ...]) -> tuple[_Plan, Any]:
-    """And where the parameters are."""
-    ids, layers = params[0], len(params) // 2
-    assert all(p is None or p.is_contiguous() for p in params), "mlp wants parameters that are contiguous"
-    pointers = (ctypes.c_void_p * len(params))(*[None if p is None else p.data_ptr() for p in params])
-    shapes = tuple([p.shape for p in params[1 : 1 + layers]])  # type: ignore[union-attr]
-    return _planned(x.shape, shapes, None if ids is None else ids.shape[0], activation), pointers
 
 
 @functools.lru_cache(1024)

@@ -360,7 +360,7 @@ def watch(
         raise UserError("say where the film should go: --gif FILE or --mp4 FILE.")
     run = run if isinstance(run, Run) else Run(run)
     resolved = run.resolve()
-    torch.set_num_threads(resolved.run.threads)
+    torch.set_num_threads(resolved.run.threads or 1)
     env = resolved.make_env(episodes, torch.device("cpu"))
     players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
     seed = (resolved.run.seed if seed is None else seed) + 1_000_003

@@ -42,6 +42,8 @@ class Captured:
             try:
                 self.graphs[phase] = self._capture(before)
             except RuntimeError as e:
+                device = self.env.device  # a generator that was registered with a failed capture draws no more
+                self.loop.collector.generator, self.loop.update_noise = torch.Generator(device), torch.Generator(device)
                 self._restore(before)
                 reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
                 self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")

@@ -27,6 +27,8 @@ from shoal.ids import near
 from shoal.log import report, wandb
 from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
+from shoal.ops import native
+from shoal.ops.compiler import keep_memory
 from shoal.ops.kernels import for_device
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
@@ -36,7 +38,7 @@ from shoal.training.graph import Captured
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator
-from shoal.training.settings import Resolved
+from shoal.training.settings import Resolved, cores
 from shoal.training.tally import Means
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -68,7 +70,9 @@ class Loop:
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None):
         self.resolved, self.hooks = resolved, list(hooks)
         self.config, device = resolved.run, resolved.device
-        torch.set_num_threads(self.config.threads)
+        torch.set_num_threads(self.config.threads or 1)  # those of PyTorch spin while they wait
+        native.share(self.config.threads or cores())
+        keep_memory()
         self.env = resolved.make_env(self.config.envs)
         rows, self.eval_each = rows_for(resolved.eval.episodes)
         self.eval_env = resolved.make_env(rows)
@@ -106,10 +110,12 @@ class Loop:
         """Kernels of our own and graphs, as `compile` asks; what cannot be had is a remark, and is done without."""
         mode, cuda = self.config.compile, self.env.device.type == "cuda"
         torch.backends.cuda.matmul.allow_tf32 = self.config.matmul == "tf32"
-        if mode != "off" and cuda and isinstance(self.env, World):
+        native_world = isinstance(self.env, World)
+        if mode != "off" and cuda and native_world:
             self.on_device = Captured(self, self.iteration)
-        if mode == "fused" and isinstance(self.env, World):
-            self.remarks += [why for why in (self.env.fuse(),) if why]
+            self.eval_env.hold(self.rollout)  # it takes the same kernels
+        if mode == "fused" and native_world:
+            self.remarks += [why for why in {self.env.fuse(), self.eval_env.fuse()} if why]
         if mode == "fused":
             why_not = for_device(self.env.device).why_not()
             self.remarks += [why_not] if why_not else []

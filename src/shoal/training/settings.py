@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ class RunConfig:
     seed: int = 0  # everything random follows from it
     seeds: int = 1  # so many runs at once, of this seed and those after it: on CUDA in one process, else in one a core
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
-    threads: int = 1  # CPU threads; small operations are slower with more
+    threads: int | None = None  # CPU threads; none: one, and all cores where kernels of our own take large batches
     compile: Literal["auto", "off", "graph", "fused"] = "auto"  # graph: CUDA graphs; fused: our own kernels too; auto: the most
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
@@ -42,11 +43,11 @@ class RunConfig:
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
-        for name in ("steps", "envs", "threads", "seeds"):
+        for name in ("steps", "envs", "seeds"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} is {getattr(self, name)}: it must be at least 1.")
-        if self.threads > MOST_THREADS:
-            raise UserError(f"--threads is {self.threads}: {MOST_THREADS} is the most that is taken.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UserError(f"--threads is {self.threads}: it takes a number from 1 to {MOST_THREADS}.")
         if self.stop_score is not None and math.isnan(self.stop_score):
             raise UserError("--stop-score is nan: it takes a number.")
         if self.until is not None and self.until < 1:
@@ -172,6 +173,11 @@ def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
     from shoal.ops.triton import why_not
 
     return "graph" if why_not() else "fused"
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:

@@ -30,10 +30,11 @@ from typing import Any
 import torch
 
 from shoal.log.console import Board, Place
+from shoal.ops import native
 from shoal.spec import UserError
 from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
 from shoal.training.run import Run, refuse_taken, slug
-from shoal.training.settings import RunConfig, Settings
+from shoal.training.settings import RunConfig, Settings, cores
 
 LOOK = 0.5  # seconds between two looks at whether a process that says nothing is there still
 TELL = 0.1  # seconds between two words of a process about how far it is
@@ -113,10 +114,9 @@ def _natural(path: Path) -> list[str | int]:
     return [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", str(path))]
 
 
-def cores(threads: int) -> int:
-    """How many runs of so many threads there is room for."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, count // threads)
+def room(threads: int | None) -> int:
+    """How many runs of so many threads there are cores for."""
+    return max(1, cores() // (threads or 1))
 
 
 # --- in one process --------------------------------------------------------------------------------------------------
@@ -322,6 +322,8 @@ def run_in_child(make: Any, teller: Teller) -> None:
     loop, failed = None, None
     try:
         loop = make()
+        if loop.config.threads is None:
+            native.share(1)  # there is a run for every core
         with on_signals(loop.interrupt):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             for _ in loop.laps(teller):
