@@ -44,10 +44,12 @@ def speed() -> str:
             cores = f"{settings['threads']} core{'s' if settings['threads'] > 1 else ''}"
             where = cores if settings["device"] == "cpu" else f"{ours['description']['device']}, {settings['precision']}"
             work = f"{settings['algo'].upper()}, {size['rows']} x {size['steps']}"
-            for name, r in size["sides"].items():
-                if name != "shoal" and "median" in r:
-                    spread = f"{r['ratio']:.2f} ({r['ratio_lowest']:.2f} to {r['ratio_highest']:.2f})"
-                    rows.append((where, work, short(ours["median"]), PEERS[name], short(r["median"]), spread))
+            for name, label in PEERS.items():
+                r = size["sides"].get(name, {})
+                if "median" in r:
+                    ratio, low, high = (f"{r[k]:.3g}" for k in ("ratio", "ratio_lowest", "ratio_highest"))
+                    spread = f"{ratio} ({low} to {high})"
+                    rows.append((where, work, short(ours["median"]), label, short(r["median"]), spread))
     return table(("on", "work: rows x steps", "Shoal, steps/s", "peer", "its steps/s", "Shoal is, times (range)"), rows)
 
 
