@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from shoal.buffers.rollout import RolloutBuffer
-from shoal.spec import Frame, Pay, View
+from shoal.spec import Frame, Pay, UserError, View
 
 torch.set_num_threads(1)
 YES = torch.ones(2, 3, dtype=torch.bool)
@@ -69,6 +70,14 @@ def test_a_constant_that_stops_being_one_is_copied() -> None:
     for x in (here, here, torch.ones(2)):
         buffer.put({"x": x})
     assert buffer.take()["x"][:, 0].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_tensor_that_is_used_again_is_refused() -> None:
+    buffer, mine = RolloutBuffer(), torch.zeros(2)
+    for k in range(3):
+        buffer.put({"x": mine.fill_(k)})
+    with pytest.raises(UserError, match="it must return new ones each step"):
+        buffer.take()
 
 
 def test_one_record_is_a_copy_of_its_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import subprocess
 from dataclasses import replace
@@ -342,6 +343,56 @@ def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr(subprocess, "run", never)
     assert Toy(rows=9).fuse() is None  # of any number of rows
     assert sorted((tmp_path / "shoal" / "kernels").iterdir()) == files
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b[:-100] + bytes(100)])
+def test_a_damaged_kernel_is_made_anew(damage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Toy(rows=4).fuse() is None
+    for path in (tmp_path / "shoal" / "kernels").iterdir():
+        whole = path.read_bytes()
+        path.unlink()  # the loaded one stays as it is
+        path.write_bytes(damage(whole))
+    assert Toy(rows=4).fuse() is None
+    assert {p.read_bytes()[:4] for p in (tmp_path / "shoal" / "kernels").iterdir()} == {b"\x7fELF"}
+
+
+def test_what_was_set_on_a_world_since_it_was_made_is_not_forgotten() -> None:
+    world = SimpleSpread(rows=4)
+    world.gain = world.gain * 2
+    assert world.fuse() == "SimpleSpread cannot be fused: its attribute 'gain' is not as its config makes it."
+    world = SimpleSpread(rows=4)
+    world.colour = 3.0  # type: ignore[attr-defined]
+    assert world.fuse() is None  # nothing that a step asks for
+
+
+class Counting(SimpleSpread):
+    def judge(self, w: State) -> Any:
+        self.count = getattr(self, "count", 0) + 1
+        reward, stats = super().judge(w)
+        return reward + self.count, stats
+
+
+class Chancy(SimpleSpread):
+    def judge(self, w: State) -> Any:
+        reward, stats = super().judge(w)
+        return reward + random.random(), stats
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [(Counting, "its step changes 'count', which is not in its state"), (Chancy, "neither in its state nor passed in")],
+)
+def test_worlds_with_a_life_of_their_own_are_not_fused(cls: type[World], why: str) -> None:
+    said = cls(rows=4).fuse()
+    assert said is not None
+    assert why in said
+
+
+def test_numbers_that_are_no_actions() -> None:
+    _, fused = pair(SimpleSpread)
+    with pytest.raises(ValueError, match=r"should be torch\.int64"):
+        fused.step({"agents": torch.full((ROWS, 3), 1.9)}, torch.rand(ROWS, fused.noise, generator=generator()))
 
 
 STAND_IN = """#include <cmath>

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,44 @@ def test_pieces_have_the_same_bits_whoever_works_on_them() -> None:
     assert len(native._pieces(x)) == 4
     for other in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=True))
+
+
+def test_types_are_checked() -> None:
+    one = torch.zeros(2, 3, 4)
+    with pytest.raises(AssertionError, match=r"takes torch.float32 was given torch.float64"):
+        native.gae(one.double(), one, one, one > 0, one > 0, 0.9, 0.9)
+    with pytest.raises(AssertionError, match=r"takes torch.int64 was given torch.int32"):
+        native.log_prob_and_entropy(one, torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(AssertionError, match=r"takes torch.bool was given torch.float32"):
+        native.ppo(one, one, one, one, one, 0.2, 0.01)
+
+
+def test_worlds_that_pay_in_doubles() -> None:
+    one, no = draw(4, 2, 3), torch.zeros(4, 2, 3, dtype=torch.bool)
+    for fused in (True, False):
+        got = returns.gae(one.double(), one, one, no, no, 0.9, 0.9, fused=fused)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, returns.gae(one, one, one, no, no, 0.9, 0.9, fused=fused))
+
+
+def test_second_derivatives_are_refused() -> None:
+    net, x = perceptron(4, 1, 1, "plain", "tanh"), draw(3, 1, 4).requires_grad_()
+    out = fuse(net, x).square().sum()
+    (grad,) = torch.autograd.grad(out, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used"):
+        torch.autograd.grad(grad.square().sum(), x)
+
+
+def test_a_forked_child_has_its_own_threads() -> None:
+    native.share(2)
+    net, x = perceptron(18, 5, 3, "id", "tanh"), draw(3000, 3, 18)
+    with torch.no_grad():
+        want = fuse(net, x)
+        if (child := os.fork()) == 0:
+            signal.alarm(20)
+            os._exit(0 if torch.equal(fuse(net, x), want) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    native.share(1)
 
 
 def test_inputs_need_not_be_contiguous() -> None:

@@ -23,10 +23,10 @@ from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, tree_leaves, tree_map
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError, tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, to_space
 from shoal.training.loop import Loop
-from shoal.training.tally import Tally, returns_of
+from shoal.training.tally import Means, Tally, returns_of
 
 torch.set_num_threads(1)
 
@@ -505,3 +505,27 @@ def test_team_pay_and_raw_returns() -> None:
     assert paid(batch, env, "own")["agents"][0, 0].tolist() == [1.0, 10.0, 1.0]
     assert batch.pays["agents"].reward[0, 0].tolist() == [1.0, 0.0, 1.0]
     assert c.tally.take()["return_sum/agents"].item() == 14.0
+
+
+# --- the learners' metrics ---
+
+
+def test_means_go_by_name() -> None:
+    means = Means()
+    means.add("a,b", {"x": torch.tensor(1.0), "y": torch.tensor(10.0)})
+    means.add("a,b", {"y": torch.tensor(20.0), "x": 3.0})  # type: ignore[dict-item]
+    assert {k: x.item() for k, x in means.take().items()} == {"a/x": 2.0, "a/y": 15.0, "b/x": 2.0, "b/y": 15.0}
+    means.add("a,b", {"x": torch.tensor(7.0), "y": torch.tensor(8.0)})
+    again = Means()
+    again.load_state_dict(means.state_dict(), torch.device("cpu"))
+    assert {k: x.item() for k, x in again.take().items()} == {"a/x": 7.0, "a/y": 8.0, "b/x": 7.0, "b/y": 8.0}
+
+
+def test_means_of_nothing_and_of_other_things() -> None:
+    means = Means()
+    means.add("a", {})
+    assert means.take() == {}
+    means.load_state_dict(means.state_dict(), torch.device("cpu"))
+    means.add("b", {"x": torch.tensor(1.0)})
+    with pytest.raises(UserError, match="the metrics of b were x and now are z: they must stay the same"):
+        means.add("b", {"z": torch.tensor(1.0)})

@@ -248,7 +248,8 @@ class Optimiser(nn.Module):
 
     def fuse(self) -> None:
         """Take one kernel for the step, where there is one."""
-        self._kernel = find("adamw", self._flat[0].device)
+        if self._flat[0].dtype == torch.float32:
+            self._kernel = find("adamw", self._flat[0].device)
 
     def descend(self, loss: Tensor, count: Tensor | int, keep: Tensor | None = None) -> Tensor:
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only

@@ -184,8 +184,9 @@ class PPO(Algorithm):
         value = self.critic(data["seen"] if self.central else data["obs"])
         critic_loss, mean = losses.value(value, data["value"], data["target"], mask, c.value_clip, c.huber, self.fused)
         count = log_prob.numel() if mask is None else mask.sum()
-        grad_actor = self.actor_optimiser.descend(actor_loss, count)
-        grad_critic = self.critic_optimiser.descend(critic_loss, count)
+        keep = None if isinstance(count, int) else count > 0  # nobody active: no step, for Adam would go on moving
+        grad_actor = self.actor_optimiser.descend(actor_loss, count, keep)
+        grad_critic = self.critic_optimiser.descend(critic_loss, count, keep)
         return {**means, **mean, "grad_norm_actor": grad_actor, "grad_norm_critic": grad_critic}
 
     def _advantage(self, batch: Batch, value: Tensor) -> Tensor:

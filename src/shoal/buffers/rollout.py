@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.spec import tree_map
+from shoal.spec import UserError, tree_map
 
 
 class RolloutBuffer:
@@ -31,6 +31,10 @@ class RolloutBuffer:
         def join(*xs: Tensor) -> Tensor:
             nonlocal place
             place += 1
+            if len({id(x) for x in xs}) < len(xs) and any(x._version for x in xs):
+                raise UserError(
+                    "a world returned one tensor in several steps and wrote to it: it must return new ones each step."
+                )
             if all(x is xs[0] for x in xs):
                 return xs[0].expand(len(xs), *xs[0].shape)
             shape = (len(xs), *xs[0].shape)

@@ -62,8 +62,8 @@ SCALARS: dict[str, tuple[str, Any]] = {  # operation -> C, NumPy; {f} is the suf
     "sub": ("{0} - {1}", np.subtract),
     "mul": ("{0} * {1}", np.multiply),
     "div": ("{0} / {1}", np.true_divide),
-    "quo": ("{0} / {1}", lambda a, b: np.trunc(a / b)),  # of integers, towards zero
-    "mod": ("{0} % {1}", np.fmod),
+    "quo": ("{1} ? {0} / {1} : 0", lambda a, b: np.trunc(a / b)),  # of integers, towards zero
+    "mod": ("{1} ? {0} % {1} : 0", np.fmod),
     "neg": ("-{0}", np.negative),
     "abs": ("fabs{f}({0})", np.abs),
     "sqrt": ("sqrt{f}({0})", np.sqrt),
@@ -262,6 +262,8 @@ class Tracer(TorchDispatchMode):
         def one(i: Any, *xs: Any) -> Node:
             if i.op == "lit":
                 return xs[i.args[0]]
+            end = self.graph.do("add", i.dtype, i, self.graph.lit(len(xs), i.dtype))  # negative ones count from the end
+            i = self.graph.do("where", i.dtype, self.graph.do("lt", torch.bool, i, self.graph.lit(0, i.dtype)), end, i)
             usual: Node = Counter(xs).most_common(1)[0][0]
             for k in reversed(range(len(xs))):
                 if xs[k] is not usual:
@@ -349,8 +351,9 @@ class Tracer(TorchDispatchMode):
 
     def op_logaddexp(self, out: Tensor, a: Any, b: Any) -> Cells:
         low, high = self.same("min", out, a, b), self.same("max", out, a, b)
-        tail = self.do("exp", out.dtype, self.do("sub", out.dtype, low, high))
-        return self.do("add", out.dtype, high, self.do("log1p", out.dtype, tail))
+        equal = self.do("eq", torch.bool, low, high)  # of two infinities the difference is none
+        apart = self.do("where", out.dtype, equal, self.cells(0.0, out.dtype), self.do("sub", out.dtype, low, high))
+        return self.do("add", out.dtype, high, self.do("log1p", out.dtype, self.do("exp", out.dtype, apart)))
 
     def op_where(self, out: Tensor, condition: Val, a: Any, b: Any) -> Cells:
         return self.do(
@@ -534,6 +537,7 @@ class Program:
 
     def __init__(self, world: World, phase: Phase):
         clone, tracer = type(world)(world.config, ROWS, "cpu", world.dtype), Tracer()
+        refuse_other(clone, world)
         self.example = state, actions, noise = example(clone)
         for place, part in (("state", state), ("actions", actions)):
             for key, x in part.items():
@@ -542,8 +546,11 @@ class Program:
         for name, x in vars(clone).items():
             if isinstance(x, Tensor) and x.dim() == 0:
                 tracer.give(f"world.{name}", x)
+        before = held(clone)
         with tracer:
             result = clone._transition(phase, *self.example)
+        if (changed := [k for k, v in held(clone).items() if before.get(k) != v]) or before.keys() - held(clone).keys():
+            raise CannotFuse(f"its step changes {changed[0] if changed else 'what it holds'!r}, which is not in its state")
         self.clone, self.result, self.inputs, self.look = clone, result, tracer.inputs, tracer.look
         self.groups: dict[Any, list[tuple[Node, ...]]] = {}  # what is written, by dtype and shape: an allocation each
         self.constants: dict[Any, tuple[str, Tensor]] = {}
@@ -631,6 +638,8 @@ class Program:
         def fit(x: Tensor, shape: torch.Size, dtype: torch.dtype, name: str) -> Tensor:
             if x.shape != shape:
                 raise ValueError(f"{name} has the shape {tuple(x.shape)}, and should have {tuple(shape)}.")
+            if x.is_floating_point() and not dtype.is_floating_point:
+                raise ValueError(f"{name} is {x.dtype}, and should be {dtype}.")
             return x.to(device, dtype).contiguous()
 
         space: dict[str, Any] = {**self.names, "fit": fit, "kernel": kernel, "world": world, "empty_like": torch.empty_like}
@@ -697,6 +706,28 @@ def literal(node: Node) -> str:
     return f"({math.copysign(1, value)}{suffix} / 0.0{suffix})" if math.isinf(value) else f"({value.hex()}{suffix})"
 
 
+OWN = {"rows", "_tick", "_in_step", "_lockstep"}  # numbers that worlds of one config may differ in
+
+
+def held(world: World) -> dict[str, Any]:
+    """What a world holds, to be compared: numbers, and which tensors, as often written to."""
+    plain = {k: v for k, v in vars(world).items() if isinstance(v, bool | int | float | str)}
+    tensors = {k: (id(v), v._version) for k, v in vars(world).items() if isinstance(v, Tensor)}
+    return {**plain, **tensors}
+
+
+def refuse_other(clone: World, world: World) -> None:
+    """The clone stands for the world: what was set on the world since it was made would be baked in as it was before."""
+    for name, mine in vars(clone).items():
+        yours = vars(world).get(name)
+        number = isinstance(mine, bool | int | float | str) and name not in OWN and mine != yours
+        other = False
+        if isinstance(mine, Tensor) and isinstance(yours, Tensor) and mine.dim() > 0 and mine.shape == yours.shape:
+            other = not torch.equal(mine, yours.cpu())
+        if number or other:
+            raise CannotFuse(f"its attribute {name!r} is not as its config makes it")
+
+
 def example(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """A state after a few steps, actions and noise; the same each time."""
     g = torch.Generator().manual_seed(0)
@@ -747,6 +778,8 @@ def compiled(world: World, phase: Phase) -> Callable[..., tuple[Any, Outcome]]:
         with torch.no_grad(), torch.cuda.device(world.device) if world.device.type == "cuda" else nullcontext():
             program = Program(world, phase)
             text = program.write(world.device.type)
+            if Program(world, phase).write(world.device.type) != text:
+                raise CannotFuse("its step depends on something that is neither in its state nor passed in")
             kernel = compile_c(text) if world.device.type == "cpu" else compile_cuda(text, world.device)
             program.check(kernel, world.device)
     except CannotFuse:

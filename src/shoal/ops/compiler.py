@@ -53,17 +53,34 @@ def native() -> tuple[tuple[str, ...], str]:
 
 def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """The file in the cache that was made from this text; made aside, and renamed when it is whole."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
-    path = folder / f"step_{hashlib.sha256(f'{made_with}{text}'.encode()).hexdigest()[:24]}{suffix}"
-    if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+    name = f"step_{hashlib.sha256(f'{made_with}{text}'.encode()).hexdigest()[:24]}{suffix}"
+    kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+    for folder in (kernels, Path(tempfile.gettempdir()) / f"shoal-kernels-{os.getuid()}"):  # where home cannot be written
+        path = folder / name
+        if _whole(path):
+            return path
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=folder) as aside:
-                make(Path(aside) / path.name)
-                os.replace(Path(aside) / path.name, path)
-        except OSError as e:
-            raise CannotFuse(f"the kernel could not be written to {folder}: {e}") from e
-    return path
+                made = Path(aside) / name
+                make(made)
+                data = made.read_bytes()
+                with made.open("wb") as f:  # the sum goes behind the code, which does not mind
+                    f.write(data + hashlib.sha256(data).digest())
+                    f.flush()
+                    os.fsync(f.fileno())
+                os.replace(made, path)
+                return path
+    raise CannotFuse(f"no kernel could be written to {kernels} or {folder}")
+
+
+def _whole(path: Path) -> bool:
+    """Whether the file is as it was written: running a damaged one would kill the process."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-32]).digest() == data[-32:]
 
 
 def library(text: str, flags: Sequence[str], made_with: str = "") -> ctypes.CDLL:
@@ -73,8 +90,8 @@ def library(text: str, flags: Sequence[str], made_with: str = "") -> ctypes.CDLL
     def make(path: Path) -> None:
         path.with_suffix(".c").write_text(text)
         done = subprocess.run([cc, str(path.with_suffix(".c")), "-o", str(path), *flags], capture_output=True, text=True)
-        if done.returncode:
-            raise CannotFuse(f"{cc} failed: {' '.join(done.stderr.split())[:300]}")
+        if done.returncode or not path.exists():
+            raise CannotFuse(f"{cc} failed{': ' if done.stderr else ''}{' '.join(done.stderr.split())[:300]}")
 
     path = kept(text, version + " ".join(flags) + made_with, ".so", make)
     try:

@@ -18,6 +18,7 @@ backward each block is added to the gradients' sums. The order of all sums is fi
 bits. The gradients are views of one vector, in the order of `MLP.parameters()`: ids, weights, biases.
 
 NaN and infinity go through everything, so that a loss that diverged is seen: the flags allow no assumption against them.
+(Only exp ends at e^88, where PyTorch's gives infinity.) There are no second derivatives: asking for them raises.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -32,6 +34,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from shoal.ops.compiler import CannotFuse, library, native
 from shoal.ops.native_c import FLAGS, ROWS, text
@@ -68,6 +71,12 @@ def why_not() -> str | None:
     except CannotFuse as why:
         return f"Perceptrons are not fused on the CPU: {why}."
     return None
+
+
+def _want(dtype: torch.dtype, *tensors: Tensor | None) -> None:
+    """C takes a pointer at its word."""
+    for x in tensors:
+        assert x is None or x.dtype == dtype, f"a kernel that takes {dtype} was given {x.dtype}"
 
 
 # --- perceptrons ---
@@ -128,6 +137,7 @@ class _MLP(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, *params = ctx.saved_tensors
         sizes = [0 if p is None else p.numel() for p in params]
@@ -168,7 +178,18 @@ def _pieces(x: Tensor) -> Sequence[Tensor]:
 
 
 def _each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-    return [work(p) for p in parts] if _pool is None or len(parts) == 1 else list(_pool.map(work, parts))
+    pool = _pool
+    return [work(p) for p in parts] if pool is None or len(parts) == 1 else list(pool.map(work, parts))
+
+
+def _forked() -> None:
+    """A child has none of its parent's threads."""
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _Plan(NamedTuple):
@@ -207,6 +228,7 @@ def _planned(x: torch.Size, weights: tuple[torch.Size, ...], ids: int | None, ac
 def choose(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """A draw from softmax(logits) by Gumbel's maximum, and its log-probability, without a gradient: [..., A] -> [...]."""
     assert logits.shape == noise.shape, "choose wants a number of noise for each logit"
+    _want(torch.float32, logits, noise)
     logits, noise = logits.contiguous(), noise.contiguous()
     log_prob = logits.new_empty(logits.shape[:-1])
     action = torch.empty_like(log_prob, dtype=torch.int64)
@@ -225,6 +247,8 @@ class _LogProbAndEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         assert logits.shape[:-1] == action.shape, "log_prob_and_entropy wants an action for each row of logits"
+        _want(torch.float32, logits)
+        _want(torch.int64, action)
         logits, action = logits.contiguous(), action.contiguous()
         log_prob, entropy = logits.new_empty(action.shape), logits.new_empty(action.shape)
         _softmaxes(logits, action, log_prob, entropy, None)
@@ -232,6 +256,7 @@ class _LogProbAndEntropy(torch.autograd.Function):
         return log_prob, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_log_prob: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None]:
         logits, action = ctx.saved_tensors
         grad = torch.empty_like(logits)
@@ -253,6 +278,8 @@ def gae(
     """ops/returns.gae without turns; everything [T, B, N]. `cut` may be expanded along agents."""
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
+    _want(torch.float32, reward, value_t, value_tp1)
+    _want(torch.bool, terminated, cut)
     values = [x.contiguous() for x in (reward, value_t, value_tp1, terminated)]
     advantage = torch.empty_like(values[0])
     pointers = [x.data_ptr() for x in (*values, cut, advantage)]
@@ -286,6 +313,8 @@ class _Loss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         first = inputs[0]
         assert first is not None
+        _want(torch.float32, *inputs)
+        _want(torch.bool, mask)
         like = first.shape
         held = [x if x is None or x.shape == like else x.expand(like) for x in (*inputs, mask)]
         held = [None if x is None else x.contiguous() for x in held]
@@ -297,6 +326,7 @@ class _Loss(torch.autograd.Function):
         return total, mean
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
         return None, None, None, None, None, None, *(ctx.grad * grad).unbind(), *[None] * ctx.others
 
@@ -314,6 +344,8 @@ def adamw(
     decay: float,
 ) -> Tensor:
     """algos/base.Optimiser's step, in place. Returns the norm of the gradient before clipping."""
+    _want(torch.float32, weight, grad, first, second, steps, rate)
+    _want(torch.bool, broken, keep)
     norm = torch.empty_like(steps)
     held = (rate, keep, weight, grad, first, second, steps, broken, norm)
     pointers = [None if x is None else x.data_ptr() for x in held]

@@ -34,6 +34,7 @@ def gae(
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
+    reward = reward.to(value_t.dtype)  # worlds pay in any
     if fused and acts is None:
         return for_device(reward.device).gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
     value_tp1 = value_tp1 * ~terminated

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -178,6 +179,7 @@ class _MLP(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, ids, *params = ctx.saved_tensors
         sizes = [0 if ids is None else ids.numel(), *(p.numel() for p in params)]
@@ -377,6 +379,7 @@ class _LogProbAndEntropy(torch.autograd.Function):
         return log_prob, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_log_prob: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None]:
         logits, action = ctx.saved_tensors
         grad, grads = torch.empty_like(logits), (grad_log_prob.contiguous(), grad_entropy.contiguous())

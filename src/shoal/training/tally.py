@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import tree_map
+from shoal.spec import UserError, tree_map
 
 
 class Tally:
@@ -80,15 +80,23 @@ class Means:
         self.sums: dict[str, Tensor] = {}  # whose -> the sums, and at the end how many there were
 
     def add(self, whose: str, metrics: dict[str, Tensor]) -> None:
-        values = torch.stack([x.double() for x in metrics.values()])
+        names = self.names.setdefault(whose, list(metrics))
+        if names != list(metrics) and set(names) != set(metrics):
+            raise UserError(
+                f"the metrics of {whose} were {', '.join(names)} and now are {', '.join(metrics)}: they must stay the same."
+            )
+        if not metrics:
+            return
+        device = next((x.device for x in metrics.values() if isinstance(x, Tensor)), None)
+        values = torch.stack([torch.as_tensor(metrics[k], dtype=torch.float64, device=device) for k in names])
         if whose not in self.sums:
-            self.names[whose], self.sums[whose] = list(metrics), values.new_zeros(len(values) + 1)
+            self.sums[whose] = values.new_zeros(len(values) + 1)
         self.sums[whose] += torch.nn.functional.pad(values, (0, 1), value=1)
 
     def take(self) -> dict[str, Tensor]:
         """The means, each under the names of all its groups; then begin anew. Nothing where nothing was added."""
         out = {}
-        for whose, names in self.names.items():
+        for whose, names in ((w, n) for w, n in self.names.items() if w in self.sums):
             means = self.sums[whose][:-1] / self.sums[whose][-1]
             out.update({f"{g}/{name}": x for g in whose.split(",") for name, x in zip(names, means, strict=True)})
             self.sums[whose].zero_()
@@ -102,6 +110,8 @@ class Means:
             x.zero_()
         for whose, names in state["names"].items():
             self.names[whose] = list(names)
+            if not names:
+                continue
             self.sums.setdefault(whose, torch.zeros_like(state["sums"][whose], device=device)).copy_(state["sums"][whose])
 
 
