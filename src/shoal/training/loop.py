@@ -70,7 +70,8 @@ class Loop:
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None):
         self.resolved, self.hooks = resolved, list(hooks)
         self.config, device = resolved.run, resolved.device
-        torch.set_num_threads(self.config.threads or 1)  # those of PyTorch spin while they wait
+        fused = self.config.compile == "fused" and device.type == "cpu"
+        torch.set_num_threads(1 if fused else self.config.threads or 1)  # those of PyTorch spin while they wait
         native.share(self.config.threads or cores())
         keep_memory()
         self.env = resolved.make_env(self.config.envs)

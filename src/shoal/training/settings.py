@@ -33,7 +33,7 @@ class RunConfig:
     seed: int = 0  # everything random follows from it
     seeds: int = 1  # so many runs at once, of this seed and those after it: on CUDA in one process, else in one a core
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
-    threads: int | None = None  # CPU threads; more than one round otherwise; none: one, and all cores for large batches
+    threads: int | None = None  # CPU threads; none: one, and all cores for what is fused and large
     compile: Literal["auto", "off", "graph", "fused"] = "auto"  # graph: CUDA graphs; fused: our own kernels too; auto: the most
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
