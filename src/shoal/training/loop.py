@@ -111,19 +111,19 @@ class Loop:
         """Kernels of our own and graphs, as `compile` asks; what cannot be had is a remark, and is done without."""
         mode, cuda = self.config.compile, self.env.device.type == "cuda"
         torch.backends.cuda.matmul.allow_tf32 = self.config.matmul == "tf32"
+        if mode == "graph" and not cuda and not hasattr(self, "folder"):
+            raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
         native_world = isinstance(self.env, World)
         if mode != "off" and cuda and native_world:
             self.on_device = Captured(self, self.iteration)
             self.eval_env.hold(self.rollout)  # it takes the same kernels
-        if mode == "fused" and native_world:
-            self.remarks += [why for why in {self.env.fuse(), self.eval_env.fuse()} if why]
-        if mode == "fused":
-            why_not = for_device(self.env.device).why_not()
-            self.remarks += [why_not] if why_not else []
-            for a in self.players.algorithms if why_not is None else ():
-                a.fuse()
-        if mode == "graph" and not cuda and not hasattr(self, "folder"):
-            raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
+        if mode != "fused":
+            return
+        reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()
+        why_not = for_device(self.env.device).why_not()
+        self.remarks += [why for why in (*reasons, why_not) if why]
+        for a in self.players.algorithms if why_not is None else ():
+            a.fuse()
 
     @property
     def score_name(self) -> str:

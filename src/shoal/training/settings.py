@@ -163,7 +163,7 @@ def resolve(settings: Settings, device: str | None = None) -> Resolved:
 def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
     """The furthest that a machine can go without a word: kernels of our own need a compiler, and on CUDA Triton."""
     if device.type == "cpu":
-        from shoal.envs.fuse import CannotFuse, compiler
+        from shoal.ops.compiler import CannotFuse, compiler
 
         try:
             compiler()

@@ -81,7 +81,7 @@ class Means:
 
     def add(self, whose: str, metrics: dict[str, Tensor]) -> None:
         names = self.names.setdefault(whose, list(metrics))
-        if names != list(metrics) and set(names) != set(metrics):
+        if set(names) != set(metrics):
             raise UserError(
                 f"the metrics of {whose} were {', '.join(names)} and now are {', '.join(metrics)}: they must stay the same."
             )
