@@ -69,8 +69,7 @@ def find(kind: str, id: str) -> Entry:
         path = Path(id).resolve()
         if not path.is_file():
             raise UserError(f"there is no file {id!r}.")
-        name = f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
-        entries = _entries(kind, path, name)
+        entries = _entries(kind, path, _own_name(path))
         if not entries:
             raise UserError(f"{id!r} defines no {KINDS[kind]}: it needs one class that derives from Shoal's base class.")
         return entries[0]
@@ -87,14 +86,57 @@ def near(word: str, words: Any) -> str:
 
 
 def load_module(entry: Entry) -> ModuleType:
-    if entry.module in sys.modules or not entry.module.startswith("shoal_user_"):
-        return importlib.import_module(entry.module)
-    spec = importlib.util.spec_from_file_location(entry.module, entry.path)
+    if entry.module.startswith("shoal_user_"):
+        return _load_file(entry.path, entry.module)
+    return importlib.import_module(entry.module)
+
+
+def own_object(text: str, flag: str) -> Any:
+    """What `package.module:Name` or `file.py:Name` stands for: a user's own class or function."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise UserError(f"{flag} is {text!r}: it takes package.module:Name or file.py:Name.")
+    try:
+        module = _own_file(Path(place).resolve()) if place.endswith(".py") else _own_module(place)
+    except UserError:
+        raise
+    except Exception as e:  # whatever the user's file does when it is loaded
+        raise UserError(f"{flag} is {text!r}, and {place} could not be loaded: {type(e).__name__}: {e}.") from e
+    if not hasattr(module, name):
+        raise UserError(f"{flag} is {text!r}, and {place} has no {name!r}{near(name, vars(module))}.")
+    return getattr(module, name)
+
+
+def _own_module(name: str) -> ModuleType:
+    sys.path.append("")  # the folder one is in, as `python -m` has it
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove("")
+
+
+def _own_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}.")
+    return _load_file(path, _own_name(path))
+
+
+def _own_name(path: Path) -> str:
+    return f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+
+
+def _load_file(path: Path, name: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[entry.module] = module  # dataclasses and workers look a class's module up there
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and workers look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -20,7 +20,8 @@ from torch.optim.adamw import adamw
 
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.kernels import find
-from shoal.spec import Batch, EnvSpec, Frame, Group, UserError
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Algorithm(nn.Module, ABC):
         self.n = sum(spec[g].n for g in groups)
         self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
 
+    @property
+    def nets(self) -> dict[str, nn.Module]:
+        """Its nets by name, for those who want them in files of their own."""
+        return dict(self.named_children())
+
     def fuse(self) -> None:
         """Take kernels of our own wherever there is one."""
         self.fused = True
@@ -108,8 +114,8 @@ class Algorithm(nn.Module, ABC):
         """Uniform numbers an update of [steps, rows] takes, in `batch.noise`."""
         return 0
 
-    def tune(self, progress: float) -> None:
-        """Set what is scheduled; `progress` is the share of the run that is done."""
+    def tune(self, now: Now) -> None:
+        """Set what is scheduled."""
         return None
 
     @abstractmethod
@@ -130,17 +136,19 @@ class Algorithm(nn.Module, ABC):
     # --- several groups as one: agents are a dimension ---
 
     def joined(self, part: Callable[[str], Any], agents_at: int) -> Any:
-        """The groups' tensors side by side along the agents' dimension; none where they have none."""
+        """The groups' tensors (or trees) side by side along the agents' dimension; none where they have none."""
         if len(self.groups) == 1:
             return part(self.groups[0])
         parts = [part(g) for g in self.groups]
         assert len({p is None for p in parts}) == 1, "groups that are bound together all have masks, or none has"
-        return None if parts[0] is None else torch.cat(parts, agents_at)
+        return tree_map(lambda *xs: torch.cat(xs, agents_at), *parts)
 
-    def parted(self, x: Tensor, agents_at: int) -> dict[str, Tensor]:
+    def parted(self, x: Any, agents_at: int) -> dict[str, Any]:
+        """The same the other way: a tree of all agents' tensors, a tree for each group."""
         if len(self.groups) == 1:
             return {self.groups[0]: x}
-        return dict(zip(self.groups, x.split([self.spec[g].n for g in self.groups], agents_at), strict=True))
+        sizes = [self.spec[g].n for g in self.groups]
+        return {g: tree_map(lambda t, k=k: t.split(sizes, agents_at)[k], x) for k, g in enumerate(self.groups)}
 
     def mask(self, batch: Batch) -> Tensor | None:
         """[T, B, N] who is in losses and statistics; none where everybody always is."""
@@ -160,56 +168,6 @@ def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
         raise UserError(f"{name} cannot play turn-based worlds.")
     if cls.pay == "common" and not spec.common:
         raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
-
-
-# --- what critics see ------------------------------------------------------------------------------------------------
-
-Scope = Literal["own", "team", "world"]
-
-
-def scope_groups(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> tuple[Group, ...]:
-    """The groups whose observations a critic sees."""
-    if scope == "own":
-        return tuple(spec[g] for g in groups)
-    return spec.groups if scope == "world" else spec.teams[spec[groups[0]].team]
-
-
-def scope_width(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> int:
-    if scope == "own":
-        return width_of(spec[groups[0]])
-    if scope == "world" and spec.state is not None:
-        return spec.state
-    return sum(g.n * width_of(g) for g in scope_groups(spec, groups, scope))
-
-
-def scope_input(
-    spec: EnvSpec, groups: tuple[str, ...], scope: Scope, frame: Frame, prepare: Callable[[Any, Group], Tensor]
-) -> Tensor:
-    """What a central critic sees: [..., S]: the world's own state, or the joined observations, each as `prepare` makes it.
-    Agents that are not alive are zeros."""
-    if scope == "world" and frame.state is not None:
-        return frame.state.float()
-    parts = []
-    for g in scope_groups(spec, groups, scope):
-        view = frame[g.name]
-        obs = prepare(view.obs, g)
-        parts.append((torch.where(view.alive[..., None], obs, 0) if g.mortal else obs).flatten(-2))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-def width_of(group: Group) -> int:
-    assert not isinstance(group.obs, dict), "named observations want an encoder"
-    width = 1
-    for n in group.obs:
-        width *= n
-    return width
-
-
-def flat(obs: Any, group: Group) -> Tensor:
-    """[..., N, *O] -> float [..., N, width]."""
-    extra = len(group.obs)
-    obs = obs.float()
-    return obs if extra == 1 else obs.flatten(-extra) if extra else obs[..., None]
 
 
 # --- one place descends ----------------------------------------------------------------------------------------------

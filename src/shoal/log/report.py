@@ -27,6 +27,7 @@ def header(loop: Any) -> str:
     """What is trained, by what code, with which settings."""
     spec, settings, config = loop.env.spec, loop.resolved.settings, loop.config
     everyone = [g for g in spec.groups for _ in g.agents]
+    shapers = "".join(f", {g} by {getattr(f, '__qualname__', f)}" for g, f in loop.shapers.items())
     facts = {
         "Model": ", ".join(f"{a.id} ({type(a).__name__}) for {'+'.join(a.groups)}" for a in loop.players.algorithms),
         "Dir": loop.folder.path,
@@ -37,11 +38,12 @@ def header(loop: Any) -> str:
         "action_size": [params_of(g.action) for g in everyone],
         "action_space": [g.action for g in everyone],
         "envs": f"{settings.env}, {type(loop.env).__name__} ({loop.resolved.env_entry.family}), native tensors",
-        "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some",
+        "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some{shapers}",
         "icm": None,
     }
     lines = [f"{k}: {v}" for k, v in facts.items()]
-    files = dict.fromkeys(Path(inspect.getfile(cls)) for a in loop.learners for cls in (type(a), Algorithm))
+    classes = [cls for a in loop.learners for cls in type(a).__mro__ if issubclass(cls, Algorithm)]
+    files = dict.fromkeys(Path(inspect.getfile(cls)) for cls in classes)
     for path in files:
         lines += [RULE, f"# {path.parent.name}/{path.name}", RULE, path.read_text().rstrip()]
     return "\n".join([*lines, RULE, "config:", resolved_json(loop), RULE])
@@ -59,7 +61,7 @@ def resolved_json(loop: Any) -> str:
 
 def evaluation_line(loop: Any, episodes: Any) -> str:
     average = (loop.evaluation_sum / loop.evaluations).tolist()
-    explore = float(getattr(loop.learners[0].config, "entropy", 0.0)) if loop.learners else 0.0
+    explore = float(getattr(loop.learners[0], "entropy_weight", 0.0)) if loop.learners else 0.0
     told = loop.last_train
     totals = [told.get(f"reward_total/{g.name}") for g in loop.env.spec.groups]
     earned = [x for t in totals for x in t or []] or None

@@ -1,59 +1,176 @@
-"""Actor and critic: perceptrons with what comes before and after them."""
+"""Actor and critic: an encoder, hidden layers, perhaps a memory, and what they put out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import MLP, NetConfig
+from shoal.ids import own_object
+from shoal.nets.layers import MLP, NetConfig, affine
+from shoal.nets.memory import Memory
 from shoal.ops import distributions
-from shoal.spec import Box, Space
+from shoal.spec import Box, Space, UserError
+
+State = dict[str, Tensor]
+Gains = float | tuple[tuple[float, int], ...]
 
 
-class Actor(nn.Module):
-    """Observations [..., N, O] -> a distribution over actions. Continuous ones have a standard deviation that is learnt
-    and does not depend on the observation."""
+class Net(nn.Module):
+    """[..., N, *] -> [..., N, width_out]: what `encoder` makes of the input, hidden layers, memory, output."""
 
     def __init__(
         self,
-        width: int,
+        encoder: nn.Module | int,  # or the width of what needs none
+        width_out: int,
+        agents: tuple[str, ...] | int,
+        net: NetConfig,
+        generator: torch.Generator,
+        gain: Gains = 1.0,
+    ):
+        super().__init__()
+        width: int = encoder if isinstance(encoder, int) else encoder.width  # type: ignore[assignment]
+        self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
+        self.memory: Memory | None = None
+        if net.memory == "none":
+            self.body = own_module(net, width, width_out, agents, generator) or MLP(width, width_out, agents, net, generator, gain)
+            return
+        assert not isinstance(agents, int), "memory wants agents with names"
+        inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
+        front = replace(net, hidden=net.hidden[:-1])
+        self.body = own_module(net, width, inside, agents, generator) or MLP(
+            width, inside, agents, front, generator, net.gain or 2**0.5, last=True
+        )
+        self.memory = Memory(inside, agents, net, generator)
+        self.out = affine(net.memory_width, width_out, agents, net, generator, gain)
+
+    @property
+    def fused(self) -> bool:
+        return isinstance(self.body, MLP) and self.body.fused
+
+    def forward(
+        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Output and the state after. Without `start` x is one step from `state`; with it [T, B, N] steps, whose states after
+        each come back."""
+        x = self.body(x if self.encoder is None else self.encoder(x))
+        if self.memory is None:
+            return x, {}
+        assert state is not None
+        after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
+        return self.out(after["hidden"]), after
+
+
+class Actor(nn.Module):
+    """Observations [..., N, *] -> a distribution over actions. Continuous ones have a standard deviation that is learnt
+    and does not depend on the observation. With a shared trunk it values what it sees as well."""
+
+    def __init__(
+        self,
+        encoder: nn.Module | int,
         space: Space,
-        n: int,
+        agents: tuple[str, ...] | int,
         net: NetConfig,
         generator: torch.Generator,
         squash: bool = False,
         log_std: float = 0.0,
     ):
         super().__init__()
-        self.space, self.squash = space, squash
-        self.body = MLP(width, distributions.params_of(space), n, net, generator, gain=0.01)
+        self.space, self.squash, self.judges = space, squash, net.trunk == "shared"
+        self.params = distributions.params_of(space)
+        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.judges else net.gain_actor
+        self.net = Net(encoder, self.params + self.judges, agents, net, generator, gain)
         if isinstance(space, Box):
-            rows = n if net.share == "none" else 1
-            self.log_std = nn.Parameter(torch.full((rows, len(space.low)), log_std))
+            owners = net.owners(agents)
+            self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
+            self.register_buffer("owners", torch.tensor(owners) if 1 < len(self.log_std) < len(owners) else None, persistent=False)
 
-    def forward(self, obs: Tensor, legal: Tensor | None = None) -> Any:
+    def forward(self, x: Any, legal: Tensor | None = None) -> Any:
+        """What one without memory does."""
+        return self.unroll(x, legal)[0]
+
+    def unroll(
+        self, x: Any, legal: Tensor | None, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Any, Tensor | None, State]:
+        """The distribution, the value where the trunk is shared, and the memory after: see `Net`."""
+        out, after = self.net(x, state, start, moves)
+        params = out[..., : self.params].contiguous() if self.judges else out
         log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
-        return distributions.make(self.space, self.body(obs), legal, log_std, self.squash, self.body.fused)
+        if log_std is not None and self.owners is not None:
+            log_std = log_std[self.owners]
+        pi = distributions.make(self.space, params, legal, log_std, self.squash, self.net.fused)
+        return pi, out[..., self.params] if self.judges else None, after
+
+    def value(
+        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        out, after = self.net(x, state, start, moves)
+        return out[..., self.params], after
 
 
 class Critic(nn.Module):
     """A value for each agent: [..., N]. `central`: all agents' values from one input [..., S] that they share; else each
-    from its own [..., N, O]."""
+    from its own [..., N, *]."""
 
-    def __init__(self, width: int, n: int, net: NetConfig, generator: torch.Generator, central: bool):
+    def __init__(
+        self,
+        encoder: nn.Module | int,
+        agents: tuple[str, ...] | int,
+        net: NetConfig,
+        generator: torch.Generator,
+        central: bool = False,
+    ):
         super().__init__()
-        self.central, self.n = central, n
-        self.together = central and net.share != "none"  # one net with a head an agent
+        self.central, self.n = central, agents if isinstance(agents, int) else len(agents)
+        net = net if net.critic_hidden is None else replace(net, hidden=net.critic_hidden)
+        self.together = central and net.one_set and net.memory == "none" and net.module is None  # one net with a head an agent
+        self.encoder: nn.Module | None = None
+        if central and not isinstance(encoder, int):  # before agents are a dimension
+            self.encoder, encoder = encoder, int(encoder.width)  # type: ignore[arg-type]
         if self.together:
-            self.body = MLP(width, n, 1, net, generator)
+            self.net = Net(encoder, self.n, 1, net, generator, net.gain_critic)
         else:
-            self.body = MLP(width, 1, n, net, generator)
+            self.net = Net(encoder, 1, agents, net, generator, net.gain_critic)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
+        """What one without memory does."""
+        return self.value(x)[0]
+
+    def value(
+        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Values, and the memory after: see `Net`."""
+        x = x if self.encoder is None else self.encoder(x)
         if self.together:
-            return self.body(x[..., None, :])[..., 0, :]
+            return self.net(x[..., None, :])[0][..., 0, :], {}
         if self.central:
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
-        return self.body(x)[..., 0]
+        out, after = self.net(x, state, start, moves)
+        return out[..., 0], after
+
+
+def own_module(
+    net: NetConfig, width_in: int, width_out: int, agents: tuple[str, ...] | int, generator: torch.Generator
+) -> nn.Module | None:
+    """The user's own module, made as `Class(width_in, width_out, agents)`, to map [..., N, width_in] to [..., N, width_out].
+    It draws its first weights from PyTorch's one generator, which is seeded from ours and put back."""
+    if net.module is None:
+        return None
+    cls = own_object(net.module, "--net.module")
+    n = agents if isinstance(agents, int) else len(agents)
+    seed = int(torch.randint(2**31, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = cls(width_in, width_out, n)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"--net.module is {net.module}, which makes no nn.Module but {type(module).__name__}.")
+    with torch.no_grad():
+        shape = tuple(module.eval()(torch.zeros(2, n, width_in)).shape)
+    module.train()
+    if shape != (2, n, width_out):
+        raise UserError(
+            f"--net.module {net.module} gave {list(shape)} for an input of {[2, n, width_in]}: it must give {[2, n, width_out]}."
+        )
+    return module

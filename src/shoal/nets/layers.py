@@ -1,16 +1,19 @@
-"""Multi-layer perceptrons over agents: one set of weights for all, or one for each agent in one batched product.
+"""Multi-layer perceptrons over agents: one set of weights for all, or several in one batched product.
 
 Input and output are [..., N, features]. `share` says what agents have in common:
 
-    id     one set of weights; every agent's one-hot id is appended to the input
-    plain  one set of weights, no id: agents that see the same do the same
-    none   weights of their own
+    id                              one set of weights; every agent's one-hot id is appended to the input
+    plain                           one set of weights, no id: agents that see the same do the same
+    none                            weights of their own
+    agent_0=a,agent_1=a,agent_2=b   sets of weights by name, with ids: agents that name the same set share it
+
+With `precision` bf16 products are taken in bfloat16; weights, what comes in and what goes out stay float32.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from shoal.ids import near
 from shoal.ops.kernels import for_device
 from shoal.spec import UserError
 
@@ -54,51 +58,107 @@ ACTIVATIONS = {
 @dataclass(frozen=True)
 class NetConfig:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers, of actor and critic
+    critic_hidden: tuple[int, ...] | None = None  # widths of the critic's; none: the same
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # between layers
+    layer_norm: bool = False  # normalise each hidden layer before its activation
     init: Literal["orthogonal", "xavier"] = "orthogonal"  # first weights
-    share: Literal["id", "plain", "none"] = "id"  # agents of a group: one net with ids, one without, or a net each
+    gain: float | None = None  # of the first hidden weights; none: 5/3 for tanh, else the root of 2
+    gain_actor: float = 0.01  # of the first weights that put out actions: small, so that all are as likely
+    gain_critic: float = 1.0  # of the first weights that put out values
+    share: str = "id"  # agents of a group: id (one net, with ids), plain (without), none (a net each), or agent_0=a,agent_1=b
+    trunk: Literal["own", "shared"] = "own"  # shared: actor and critic are one net, with one optimiser and one gradient clip
+    memory: Literal["none", "gru", "lstm"] = "none"  # what carries over from step to step, in actor and critic
+    memory_width: int = 64  # numbers an agent remembers
+    attention: Literal["none", "actor", "critic", "both"] = "none"  # actor: over entities seen; central critic: over agents
+    attention_width: int = 64  # numbers an entity is made into
+    heads: int = 4  # of the attention
+    convolutions: str = "auto"  # for images: channels x kernel / stride of each layer; auto: by size, 32x8/4,64x4/2,64x3/1 if large
+    precision: Literal["float32", "bf16"] = "float32"  # of the nets' products; weights, actions and densities stay float32
+    module: str | None = None  # your own nn.Module in place of the perceptrons: package.module:Class or file.py:Class
 
     def __post_init__(self) -> None:
-        if any(h < 1 for h in self.hidden):
-            raise UserError(f"--net.hidden is {','.join(map(str, self.hidden))}: a layer needs at least one unit.")
+        for name in ("hidden", "critic_hidden"):
+            if any(h < 1 for h in getattr(self, name) or ()):
+                given = ",".join(map(str, getattr(self, name)))
+                raise UserError(f"--net.{name.replace('_', '-')} is {given}: a layer needs at least one unit.")
+        for name in ("memory_width", "attention_width", "heads", "gain", "gain_actor", "gain_critic"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise UserError(f"--net.{name.replace('_', '-')} is {getattr(self, name)}: it must be more than zero.")
+        if self.attention_width % self.heads:
+            raise UserError(f"--net.heads is {self.heads}: it must divide the --net.attention-width of {self.attention_width}.")
+        if self.share not in ("id", "plain", "none") and "=" not in self.share:
+            raise UserError(
+                f"--net.share is {self.share!r}{near(self.share, ('id', 'plain', 'none'))}: it takes id, plain, none, or sets of "
+                "weights by name: agent_0=a,agent_1=b."
+            )
+
+    @property
+    def one_set(self) -> bool:
+        return self.share in ("id", "plain")
+
+    def owners(self, agents: tuple[str, ...] | int) -> tuple[int, ...]:
+        """Which set of weights each agent has. Agents without names must not be mapped by name."""
+        n = agents if isinstance(agents, int) else len(agents)
+        if self.one_set or self.share == "none":
+            return (0,) * n if self.one_set else tuple(range(n))
+        assert not isinstance(agents, int), "sets of weights by name need agents with names"
+        given = dict(pair.strip().partition("=")[::2] for pair in self.share.split(","))
+        for name in given:
+            if name not in agents:
+                raise UserError(f"--net.share names {name!r}{near(name, agents)}, who is not here: there are {', '.join(agents)}.")
+        if missing := [a for a in agents if not given.get(a)]:
+            raise UserError(f"--net.share says nothing of {', '.join(missing)}: it must name a set for every agent.")
+        sets = list(dict.fromkeys(given[a] for a in agents))
+        return tuple(sets.index(given[a]) for a in agents)
 
 
 class MLP(nn.Module):
-    """[..., N, width_in] -> [..., N, width_out]."""
+    """[..., N, width_in] -> [..., N, width_out]. `agents`: their number, or their names. `gain`: of the last layer's first
+    weights, or (gain, outputs) for so many outputs in turn. `last`: the output is activated as well."""
 
     def __init__(
         self,
         width_in: int,
         width_out: int,
-        n: int,
+        agents: tuple[str, ...] | int,
         net: NetConfig,
         generator: torch.Generator,
-        gain: float = 1.0,
+        gain: float | tuple[tuple[float, int], ...] = 1.0,
+        ids: bool = True,
+        last: bool = False,
     ):
         super().__init__()
-        self.sets = n if net.share == "none" else 1
-        self.net, self.width_in, self.width_out = net, width_in, width_out
+        owners = net.owners(agents)
+        self.sets, n = max(owners) + 1, len(owners)
+        self.mapped = self.sets > 1 and self.sets < n
+        self.net, self.width_in, self.width_out, self.last = net, width_in, width_out, last
         self.activation = ACTIVATIONS[net.activation]
         self.fused = False  # one kernel each way
-        ids = n if net.share == "id" and n > 1 else 0
+        have_ids = n if ids and net.share not in ("plain", "none") and n > 1 else 0
         widths = [width_in, *net.hidden, width_out]
-        hidden_gain = math.sqrt(2) if net.activation != "tanh" else 5 / 3
-        weights, biases = [], []
+        hidden_gain = net.gain or (math.sqrt(2) if net.activation != "tanh" else 5 / 3)
+        weights, biases, scales = [], [], []
         for k, (a, b) in enumerate(pairwise(widths)):
-            last = k == len(widths) - 2
-            extra = ids if k == 0 else 0
-            each = [_first(b, a + extra, gain if last else hidden_gain, net.init, generator) for _ in range(self.sets)]
+            final = k == len(widths) - 2
+            gains = gain if final else hidden_gain
+            extra = have_ids if k == 0 else 0
+            each = [_first(b, a + extra, gains, net.init, generator) for _ in range(self.sets)]
             if extra:  # the one-hot id's columns: what they add is a bias for each agent
-                self.ids = nn.Parameter(each[0][:, a:].T.contiguous())  # [N, b]
-                each = [each[0][:, :a].contiguous()]
+                self.ids = nn.Parameter(torch.stack([each[owner][:, a + i] for i, owner in enumerate(owners)]))  # [N, b]
+                each = [w[:, :a].contiguous() for w in each]
             weights.append(nn.Parameter(each[0] if self.sets == 1 else torch.stack([w.T for w in each])))
             biases.append(nn.Parameter(torch.zeros(b) if self.sets == 1 else torch.zeros(self.sets, 1, b)))
-        if not ids:
+            if net.layer_norm and (last or not final):  # a scale and a shift
+                scales.append(nn.Parameter(torch.stack((torch.ones(self.sets, b), torch.zeros(self.sets, b)))))
+        if not have_ids:
             self.ids = None  # type: ignore[assignment]
-        self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
+        self.weights, self.biases, self.scales = map(nn.ParameterList, (weights, biases, scales))
+        self.register_buffer("owners", torch.tensor(owners) if self.mapped else None, persistent=False)
 
     def fuse(self) -> None:
         """Take one kernel each way, if there is one for these widths."""
+        if self.mapped or self.last or self.net.layer_norm or self.net.precision != "float32":
+            return
         ids = 0 if self.ids is None else len(self.ids)
         widths, tf32 = (self.width_in, self.net.hidden, self.width_out), torch.backends.cuda.matmul.allow_tf32
         self.fused = for_device(self.weights[0].device).mlp_fits(*widths, ids, self.net.activation, tf32)
@@ -108,25 +168,51 @@ class MLP(nn.Module):
         if self.fused:
             tf32 = torch.backends.cuda.matmul.allow_tf32
             return for_device(x.device).mlp(x, *self._parts, self.ids, self.net.activation, tf32)
-        layers = list(zip(self.weights, self.biases, strict=True))
-        if self.sets == 1:
-            for k, (w, b) in enumerate(layers):
-                x = nn.functional.linear(x, w, b)
-                if k == 0 and self.ids is not None:
-                    x = x + self.ids
-                if k < len(layers) - 1:
-                    x = self.activation(x)
-            return x
-        lead = x.shape[:-2]
-        x = x.reshape(-1, self.sets, x.shape[-1]).transpose(0, 1)  # [N, M, in]
-        for k, (w, b) in enumerate(layers):
-            x = torch.baddbmm(b, x, w)
-            if k < len(layers) - 1:
-                x = self.activation(x)
-        return x.transpose(0, 1).reshape(*lead, self.sets, -1)
+        lead, dtype = x.shape[:-1], x.dtype
+        if self.sets > 1:
+            x = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)  # [N, M, in]
+        last = len(self.weights) - 1
+        for k, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = self._product(x, w, b)
+            if k == 0 and self.ids is not None:
+                x = x + (self.ids if self.sets == 1 else self.ids[:, None])
+            if k < last or self.last:
+                x = self.activation(x if not self.scales else self._normed(x, self.scales[k]))
+        x = x if self.sets == 1 else x.transpose(0, 1).reshape(*lead, self.width_out)
+        return x.to(dtype)
+
+    def _product(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        if self.mapped:
+            w, b = w[self.owners], b[self.owners]  # type: ignore[index]
+        if self.net.precision == "bf16":
+            x, w, b = x.bfloat16(), w.bfloat16(), b.bfloat16()
+        return nn.functional.linear(x, w, b) if self.sets == 1 else torch.baddbmm(b, x, w)
+
+    def _normed(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Layer normalisation, scale [2, sets, width]."""
+        by, plus = scale[:, 0] if self.sets == 1 else scale[:, self.owners, None] if self.mapped else scale[:, :, None]
+        return torch.addcmul(plus, nn.functional.layer_norm(x.float(), x.shape[-1:]), by)
 
 
-def _first(rows: int, columns: int, gain: float, init: str, generator: torch.Generator) -> Tensor:
+def affine(
+    width_in: int,
+    width_out: int,
+    agents: tuple[str, ...] | int,
+    net: NetConfig,
+    generator: torch.Generator,
+    gain: float | tuple[tuple[float, int], ...] = 1.0,
+    last: bool = False,
+) -> MLP:
+    """One layer, without ids."""
+    bare = replace(net, hidden=(), layer_norm=False)
+    return MLP(width_in, width_out, agents, bare, generator, gain, ids=False, last=last)
+
+
+def _first(
+    rows: int, columns: int, gain: float | tuple[tuple[float, int], ...], init: str, generator: torch.Generator
+) -> Tensor:
+    if isinstance(gain, tuple):
+        return torch.cat([_first(n, columns, g, init, generator) for g, n in gain])
     weight = torch.empty(rows, columns)
     if init == "orthogonal":
         return nn.init.orthogonal_(weight, gain, generator=generator)

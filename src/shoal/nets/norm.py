@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,19 +11,24 @@ CLIP = 10.0  # normalised observations are held within this
 
 
 class Running(nn.Module):
-    """Mean and variance over all dimensions but the last `len(shape)`.
+    """Mean and variance over all dimensions but the last `len(shape)`. `tied`: numbers whose statistics are one.
 
     Batches are merged as Chan et al. (1979) do; the statistics are float64, for counts grow past what float32 adds up.
     """
 
+    share: Tensor | None
     mean: Tensor
     var: Tensor
     count: Tensor
     shift: Tensor  # the mean, and
     scale: Tensor  # the deviation, as they are used: every step asks for them
 
-    def __init__(self, *shape: int):
+    def __init__(self, *shape: int, tied: Sequence[Sequence[int]] = ()):
         super().__init__()
+        share = torch.eye(*shape, *shape, dtype=torch.float64) if tied else None
+        for places in tied:
+            share[torch.tensor(places)[:, None], torch.tensor(places)] = 1 / len(places)  # type: ignore[index]
+        self.register_buffer("share", share, persistent=False)
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -43,6 +50,10 @@ class Running(nn.Module):
             n = weight.sum()
             mean = (x * weight).sum(0) / n.clamp(min=1)
             var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)
+        if self.share is not None:
+            square = self.share @ (var + mean.square())
+            mean = self.share @ mean
+            var = square - mean.square()
         total = self.count + n
         delta = mean - self.mean
         share = n / total.clamp(min=1)

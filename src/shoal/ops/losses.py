@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.ops.kernels import find
 
 
-def ppo_clip(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def ppo_clip(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
     """-min(rho A, clip(rho, 1 - eps, 1 + eps) A) with rho = pi / pi_old (https://arxiv.org/abs/1707.06347), and rho."""
     ratio = (log_prob - old_log_prob).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), ratio
@@ -39,14 +39,14 @@ def ppo(
     old_log_prob: Tensor,
     advantage: Tensor,
     mask: Tensor | None,
-    clip: float,
-    weight: float,
+    clip: float | Tensor,
+    weight: float | Tensor,
     fused: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the policy descends, the sum of clipped losses less `weight` times the entropy; and means of what it is made of."""
     names = ("policy_loss", "entropy", "kl", "clip_fraction")
     if fused and (kernel := find("ppo", log_prob.device)) is not None:
-        total, means = kernel(log_prob, entropy, old_log_prob, advantage, mask, clip, weight)
+        total, means = kernel(log_prob, entropy, old_log_prob, advantage, mask, float(clip), float(weight))
         return total, dict(zip(names, means.unbind(), strict=True))
     loss, ratio = ppo_clip(log_prob, old_log_prob, advantage, clip)
     total = masked_sum(loss - weight * entropy, mask)
@@ -54,6 +54,15 @@ def ppo(
         clipped = ((ratio - 1).abs() > clip).float()
         each = (loss, entropy, approximate_kl(log_prob, old_log_prob), clipped)
         return total, {name: masked_mean(x, mask) for name, x in zip(names, each, strict=True)}
+
+
+def a2c(
+    log_prob: Tensor, entropy: Tensor, advantage: Tensor, mask: Tensor | None, weight: float | Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the policy descends, the sum of -A log pi less `weight` times the entropy; and means of what it is made of."""
+    loss = -log_prob * advantage
+    means = {"policy_loss": masked_mean(loss.detach(), mask), "entropy": masked_mean(entropy.detach(), mask)}
+    return masked_sum(loss - weight * entropy, mask), means
 
 
 def value(
@@ -86,13 +95,17 @@ def masked_sum(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.sum() if mask is None else torch.where(mask, x, 0).sum()
 
 
-def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x.mean() if mask is None else torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
+def masked_mean(x: Tensor, mask: Tensor | None, dim: tuple[int, ...] | None = None) -> Tensor:
+    """Over `dim`, which are kept, or over everything."""
+    keep = dim is not None
+    if mask is None:
+        return x.mean(dim, keep)
+    return torch.where(mask, x, 0).sum(dim, keep) / mask.sum(dim, keep).clamp(min=1)
 
 
-def normalise(x: Tensor, mask: Tensor | None, eps: float = 1e-8) -> Tensor:
-    """Mean zero and standard deviation one over the active elements; the rest becomes zero."""
-    mean = masked_mean(x, mask)
-    std = masked_mean((x - mean).square(), mask).sqrt()
+def normalise(x: Tensor, mask: Tensor | None, dim: tuple[int, ...] | None = None, eps: float = 1e-8) -> Tensor:
+    """Mean zero and standard deviation one over the active elements, of all or along `dim`; the rest becomes zero."""
+    mean = masked_mean(x, mask, dim)
+    std = masked_mean((x - mean).square(), mask, dim).sqrt()
     out = (x - mean) / (std + eps)
     return out if mask is None else torch.where(mask, out, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import warnings
 import zipfile
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class SaveConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between checkpoints; auto: a tenth of the run; 0: at the end only
     best: str = "auto"  # metric of evaluations whose best is kept as best.pt; auto: the first learning group's return; none
     keep: int = 2  # numbered checkpoints to keep, the newest; 0: none; -1: all
+    nets: bool = False  # store each net in a file of its own as well: checkpoints/nets/<checkpoint>/<group>.<net>.pt
 
     def __post_init__(self) -> None:
         if self.every != "auto" and self.every < 0:
@@ -34,6 +36,7 @@ class SaveConfig:
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".part")
     with aside.open("wb") as f:
         torch.save(state, f)
@@ -68,6 +71,7 @@ def prune(folder: Path, keep: int) -> None:
     numbered = sorted(folder.glob("step-*.pt"), key=lambda p: int(re.sub(r"\D", "", p.stem) or 0))
     for path in numbered[: max(0, len(numbered) - keep)]:
         path.unlink()
+        shutil.rmtree(folder / "nets" / path.stem, ignore_errors=True)
 
 
 def misfits(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Optimiser
+from shoal.algos.base import Algorithm, Optimiser
 from shoal.envs.base import World
 from shoal.flags import parse_span
-from shoal.ids import near
+from shoal.ids import near, own_object
 from shoal.log import report, wandb
 from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
 from shoal.ops import native
 from shoal.ops.compiler import keep_memory
 from shoal.ops.kernels import for_device
+from shoal.ops.schedules import Now
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
@@ -41,7 +42,9 @@ from shoal.training.seeds import generator
 from shoal.training.settings import Resolved, cores
 from shoal.training.tally import Means
 
+PYTHON = "python:"  # stands before the name of a function that cannot be found by import
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Shaper = Callable[[Tensor, Any, Tensor, int], Tensor]  # (reward [T, B, N], obs, step, steps) -> reward
 
 
 class Hook:
@@ -67,7 +70,9 @@ class Loop:
 
     folder: Run
 
-    def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None):
+    def __init__(
+        self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shapers: dict[str, Shaper] | None = None
+    ):
         self.resolved, self.hooks = resolved, list(hooks)
         self.config, device = resolved.run, resolved.device
         fused = self.config.compile == "fused" and device.type == "cpu"
@@ -83,7 +88,10 @@ class Loop:
             self.players = make_players(resolved.settings, spec, self.config.seed, device)
         else:
             self.folder, self.players = folder, recorded_players(folder, spec, device)
+        for a in self.players.algorithms:
+            a.eval()  # but while it learns
         self.learners = [a for a in self.players.algorithms if a.learns]
+        self.shapers = {g: f for a in self.learners for g in a.groups if (f := shaper_of(a, g, shapers or {})) is not None}
         self.rollout = rollout_steps(self.players.algorithms)
         names = metric_names(self.env.spec)
         if self.score_name not in names:
@@ -91,6 +99,7 @@ class Loop:
         self.collector = Collector(self.env, self.players, generator(self.config.seed, "collect", device=device))
         self.update_noise = generator(self.config.seed, "update", device=device)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
+        self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
         self.means = Means()  # of the learners' metrics since the last line
         self.noted: dict[str, list[Tensor]] = {}  # of the hooks'
@@ -184,8 +193,10 @@ class Loop:
 
     def iterate(self) -> None:
         """Collect a rollout and learn from it."""
+        now = Now(self.step, self.config.steps, self.step // (self.rollout * self.env.rows))
+        self.now.fill_(self.step)
         for a in self.learners:
-            a.tune(min(self.step / self.config.steps, 1.0))
+            a.tune(now)
         self.on_device()
         self.step += self.rollout * self.env.rows
 
@@ -196,7 +207,8 @@ class Loop:
         self.update(batch)
 
     def pay(self, batch: Batch) -> None:
-        """What the learners are paid: their own reward or their team's, and the world's shaping. Returns stay raw."""
+        """What the learners are paid: their own reward or their team's, and the world's shaping; then what the user's own shaper
+        makes of it. Returns stay raw."""
         for groups in self.env.spec.teams.values():
             rewards = [batch.pays[g.name].reward for g in groups]
             if self.config.reward != "own":
@@ -205,14 +217,18 @@ class Loop:
                 rewards = [total.expand_as(r) for r in rewards]
             for g, reward in zip(groups, rewards, strict=True):
                 shaping = batch.pays[g.name].shaping
-                batch.paid[g.name] = reward if shaping is None else reward + shaping
+                paid = reward if shaping is None else reward + shaping
+                shaper = self.shapers.get(g.name)
+                batch.paid[g.name] = paid if shaper is None else self._shaped(shaper, paid, batch.frame[g.name].obs, g.name)
 
     def update(self, batch: Batch) -> None:
         """Every learner on the same batch."""
         for a in self.learners:
             draws = a.draws(*batch.over.shape)
             batch.noise = torch.rand(draws, generator=self.update_noise, device=batch.over.device)
+            a.train()  # modules of the user's own may act otherwise than they learn
             self.means.add(",".join(a.groups), a.update(batch))
+            a.eval()
 
     def log(self) -> None:
         noted = {k: torch.stack([x.to(self.env.device) for x in xs]).double().mean() for k, xs in self.noted.items()}
@@ -236,12 +252,7 @@ class Loop:
         e = self.resolved.eval
         if e.every == 0:
             return
-        modes = [a.training for a in self.players.algorithms]
-        for a in self.players.algorithms:
-            a.eval()
         episodes = evaluate(self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled)
-        for a, mode in zip(self.players.algorithms, modes, strict=True):
-            a.train(mode)
         metrics = {**self._ask("on_evaluation", episodes), **episodes.metrics()}
         numbers = self.logger.write(self.step, self.seconds, "eval", metrics)
         self.evaluations += 1
@@ -255,18 +266,27 @@ class Loop:
             self.check_finite()
             self.best = score
             if self.resolved.save.best != "none":
-                checkpoint.write(self.folder.checkpoints / "best.pt", self.state_dict())
+                self._write("best", self.state_dict())
         if score is not None and self.config.stop_score is not None and score >= self.config.stop_score:
             self.stop(f"the score is {score:.4g}")
 
     def save(self, numbered: bool = False) -> None:
         self.check_finite()
-        state, folder = self.state_dict(), self.folder.checkpoints
+        state = self.state_dict()
         if numbered and self.resolved.save.keep:
-            checkpoint.write(folder / f"step-{self.step:012d}.pt", state)
-            checkpoint.prune(folder, self.resolved.save.keep)
-        checkpoint.write(folder / "last.pt", state)
+            self._write(f"step-{self.step:012d}", state)
+            checkpoint.prune(self.folder.checkpoints, self.resolved.save.keep)
+        self._write("last", state)
         self.logger.refresh()
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        """A checkpoint; and where asked for each net in a file of its own, `nets/<checkpoint>/<group>.<net>.pt`."""
+        folder = self.folder.checkpoints
+        if self.resolved.save.nets:
+            for a in self.learners:
+                for net, module in a.nets.items():
+                    checkpoint.write(folder / "nets" / name / f"{'+'.join(a.groups)}.{net}.pt", dict(module.state_dict()))
+        checkpoint.write(folder / f"{name}.pt", state)
 
     def remark(self, sentence: str) -> None:
         self.console.line(sentence)
@@ -315,6 +335,13 @@ class Loop:
 
     # --- inside ---
 
+    def _shaped(self, shaper: Shaper, reward: Tensor, obs: Any, group: str) -> Tensor:
+        shaped = shaper(reward, obs, self.now, self.config.steps)
+        if not isinstance(shaped, Tensor) or shaped.shape != reward.shape:
+            gave = list(shaped.shape) if isinstance(shaped, Tensor) else type(shaped).__name__
+            raise UserError(f"the shaper of {group!r} gave {gave} for rewards of {list(reward.shape)}: it must give as many.")
+        return shaped
+
     def _due(self, before: int, every: int | str, share: int) -> bool:
         """Whether this iteration crossed a multiple of `every`, or ended the run. Host counts alone decide."""
         if every == 0:
@@ -344,6 +371,19 @@ class Loop:
         return logger
 
 
+def shaper_of(algorithm: Algorithm, group: str, given: dict[str, Shaper]) -> Shaper | None:
+    """The user's own shaper of a group's rewards: one that was handed over, or the one its settings name."""
+    name = getattr(algorithm.config, "shaper", None)
+    if group in given:
+        return given[group]
+    if name is not None and name.startswith(PYTHON):
+        raise UserError(
+            f"the rewards of {group!r} were shaped by a function of Python's own, {name.removeprefix(PYTHON)}: hand it over again, "
+            "shoal.resume(run, shaper=...)."
+        )
+    return None if name is None else own_object(name, "--algo.shaper")
+
+
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM are handed to `act`, once; the second stops at once."""
@@ -367,7 +407,12 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def resume(
-    path: str | Path, steps: int | None = None, hooks: Sequence[Hook] = (), quiet: bool = False, device: str | None = None
+    path: str | Path,
+    steps: int | None = None,
+    hooks: Sequence[Hook] = (),
+    quiet: bool = False,
+    device: str | None = None,
+    shapers: dict[str, Shaper] | None = None,
 ) -> Loop:
     """The loop of a run as it was at its last checkpoint, or at its beginning where it has none yet."""
     run = Run(path)
@@ -387,14 +432,16 @@ def resume(
     config = dataclasses.replace(resolved.run, **changed)
     resolved = dataclasses.replace(resolved, run=config)
     if state is None:
-        return begin(run, resolved, hooks)
-    loop = Loop(resolved, hooks, run)
+        return begin(run, resolved, hooks, shapers)
+    loop = Loop(resolved, hooks, run, shapers)
     loop.load_state_dict(state)
     return loop
 
 
-def begin(run: Run, resolved: Resolved, hooks: Sequence[Hook] = ()) -> Loop:
+def begin(
+    run: Run, resolved: Resolved, hooks: Sequence[Hook] = (), shapers: dict[str, Shaper] | None = None
+) -> Loop:
     """The loop of a run that has no checkpoint yet: its players are made anew, of its own seed."""
-    loop = Loop(resolved, hooks)
+    loop = Loop(resolved, hooks, shapers=shapers)
     loop.folder = run
     return loop

@@ -1,0 +1,485 @@
+"""What on-policy actor-critics share: they learn from a rollout of what just happened, once, and then from the next.
+
+An update goes so:
+
+    1. the critic values all moments and the true next ones, in large batches of bounded size; with memory, the whole rollout is
+       unrolled from the memory before its first step, and the next moments are one more step from the memory after each;
+    2. advantages and targets by generalised advantage estimation (`ops/returns.py`);
+    3. some epochs of minibatches, each of which is one step of the actor and one of the critic (`policy_loss` is the
+       algorithm's own, the one hook to override);
+    4. the statistics of observations move: after the update, so that every ratio began at one.
+
+A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
+memory before its first step, and gradients go back to there and no further. Whole rollouts of a row (`all`) with
+`--algo.episodes 1` are whole episodes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algos.base import Algorithm, Optimiser, Rollout
+from shoal.algos.sight import Given, Scope, Sight
+from shoal.ids import own_object
+from shoal.nets.heads import Actor
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import Running
+from shoal.ops import losses, schedules
+from shoal.ops.distributions import Choice, noise_of
+from shoal.ops.returns import gae, unsettled_turns
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, tree_leaves, tree_map, where_rows
+
+SLAB = 1 << 17  # moments evaluated at once when values are computed
+Data = dict[str, Any]  # name -> a tree of [T, B, N, ...]
+
+
+class OnPolicy(Algorithm, ABC):
+    @dataclass(frozen=True)
+    class Config:
+        rollout: int = 25  # steps between updates
+        episodes: int | None = None  # instead of `rollout`: update after so many whole episodes of every row
+        chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
+        gamma: float = 0.99  # discount
+        lam: float = 0.95  # GAE's lambda
+        time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+        entropy: float = 0.01  # weight of the entropy bonus
+        entropy_schedule: str = "constant"  # as lr_schedule, without kl
+        entropy_last: float = 0.0  # share of the entropy weight that its schedule ends at
+        value_weight: float = 1.0  # weight of the value loss
+        huber: float | None = None  # value errors beyond this count linearly; none: squared errors
+        lr: float = 7e-4  # learning rate
+        lr_critic: float | None = None  # learning rate of the critic; none: the same
+        lr_schedule: str = "constant"  # linear, cosine, exponential, exponential:0.999/update (/step), kl, kl:0.01, module:Class
+        lr_last: float = 0.0  # share of the learning rate that its schedule ends at
+        weight_decay: float = 0.0  # decoupled, as in AdamW
+        grad_clip: float | None = 0.5  # norm beyond which gradients are scaled down; none: never
+        random_steps: int = 0  # environment steps of uniformly random actions at the beginning
+        learning_starts: int = 0  # environment steps before the first step down; statistics move from the first
+        critic: Scope = "own"  # what the critic sees: own observation, the team's or the world's
+        critic_input: Given = "state"  # of the world: its state or else joined; joined observations; agent: state and own too
+        critic_slices: int = 0  # train the critic in so many slices of time, last first, before the actor; 0: with it
+        target_tau: float | None = None  # values from a critic that follows at this rate an update; none: from the critic itself
+        advantage_scope: Literal["none", "batch", "group", "agent"] = "group"  # what advantages are normalised over; batch: each
+        normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
+        normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+        normalise_reward: bool = False  # rewards divided by their running deviation
+        normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
+        reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
+        shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
+        squash: bool = False  # continuous actions: tanh into the bounds; else they are clipped
+        log_std: float = 0.0  # continuous actions: log of the first standard deviation
+
+        def __post_init__(self) -> None:
+            positive = ("rollout", "episodes", "epochs", "minibatches", "lr", "lr_critic", "clip", "value_clip", "huber")
+            positive = (*positive, "grad_clip", "kl_stop", "target_tau", "value_weight", "reward_scale")
+            bounds = {
+                **dict.fromkeys(positive, (1e-30, 1e30)),
+                **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last"), (0, 1)),
+                **dict.fromkeys(("entropy", "weight_decay", "random_steps", "learning_starts", "critic_slices"), (0, 1e30)),
+                "log_std": (-5, 2),
+            }
+            for name, (low, high) in bounds.items():
+                value = getattr(self, name, None)
+                if value is not None and not low <= value <= high:
+                    must = "more than zero" if name in positive else f"between {low} and {high:g}"
+                    raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
+            if isinstance(self.chunk, int) and self.chunk < 1:
+                raise UserError(f"--algo.chunk is {self.chunk}: it takes a number of steps, auto, or all.")
+            if self.target_tau is not None and self.target_tau > 1:
+                raise UserError(f"--algo.target-tau is {self.target_tau}: a share is at most 1.")
+
+    epochs, minibatches = 1, 1  # passes over a rollout, and pieces of each
+    value_clip: float | None = None
+    kl_stop: float | None = None
+    again: Literal["rollout", "epoch", "minibatch"] = "rollout"  # how often advantages are computed
+    measures_kl: ClassVar[bool] = False  # `policy_loss` tells how far the policy moved
+
+    entropy_weight: Tensor
+    wild: Tensor
+    learning: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c = config
+        self.noise = noise_of(self.space)
+        self.feed = Rollout(c.rollout if c.episodes is None else self._whole_episodes(c.episodes))
+        self.chunk = self._chunk(c.chunk, self.feed.steps)
+        self.slices = min(c.critic_slices, self.feed.steps)
+        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, c.normaliser)
+        self.recurrent = net.memory != "none"
+        self.shared = net.trunk == "shared"
+        if self.shared and (self.sight.central or self.slices or net.critic_hidden or c.lr_critic):
+            raise UserError(
+                "--net.trunk shared is one net for actor and critic: it takes --algo.critic own, and no --algo.critic-slices, "
+                "--net.critic-hidden or --algo.lr-critic."
+            )
+        self.actor = Actor(self.sight.encoder(generator), self.space, self.sight.agents, net, generator, c.squash, c.log_std)
+        self.critic = None if self.shared else self.sight.critic(generator)
+        self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None
+        make = Running if c.normaliser is None else own_object(c.normaliser, "--algo.normaliser")
+        self.value_norm = make() if c.normalise_value else None
+        self.reward_norm = make() if c.normalise_reward else None
+        self.lr_kl = schedules.kl_target(c.lr_schedule, "--algo.lr-schedule")
+        if self.lr_kl is not None and not self.measures_kl:
+            raise UserError(f"--algo.lr-schedule is {c.lr_schedule}, and {type(self).__name__} takes one step: it has moved by nothing.")
+        shape = "constant" if self.lr_kl is not None else c.lr_schedule
+        self._rate = schedules.make(shape, 1.0, c.lr_last, "--algo.lr-schedule")
+        self._weight = schedules.make(c.entropy_schedule, c.entropy, c.entropy * c.entropy_last, "--algo.entropy-schedule")
+        self.register_buffer("entropy_weight", torch.tensor(c.entropy))
+        self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
+        self.register_buffer("learning", torch.tensor(c.learning_starts == 0))
+        self.to(device)
+        self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
+        if self.critic is not None:
+            self.critic_optimiser = Optimiser([self.critic], c.lr_critic or c.lr, c.weight_decay, c.grad_clip)
+
+    def _whole_episodes(self, episodes: int) -> int:
+        if self.spec.horizon is None:
+            raise UserError("--algo.episodes needs a world whose episodes have a longest length: give --algo.rollout instead.")
+        return episodes * self.spec.horizon
+
+    def _chunk(self, asked: str | int, steps: int) -> int:
+        if asked == "auto":
+            return steps if self.net.memory != "none" else 1
+        chunk = steps if asked == "all" else int(asked)
+        if steps % chunk:
+            raise UserError(f"--algo.chunk is {chunk}: it must divide the {steps} steps between updates.")
+        return chunk
+
+    @property
+    def nets(self) -> dict[str, torch.nn.Module]:
+        nets = {"actor": self.actor, "critic": self.critic, "target_critic": self.target}
+        return {k: m for k, m in nets.items() if m is not None}
+
+    # --- acting ---
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        parts = {k: m.net.memory for k, m in (("actor", self.actor), ("critic", self.critic)) if m is not None}
+        whole = {k: m.zero(rows, device) for k, m in parts.items() if m is not None}
+        return self.parted(whole, 1)
+
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        at = frame[self.groups[0]].acts.dim() - 1
+        legal = self.joined(lambda g: frame[g].legal, at)
+        before = self.joined(memory.__getitem__, at)
+        obs, moves = self.sight.obs(frame, at), self._moves(frame, at)
+        pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, moves)
+        if self.recurrent:
+            states = {**before, "actor": after}
+            if explore and self.critic is not None:
+                seen = self.sight.seen(frame, at) if self.sight.central else obs
+                states["critic"] = self.critic.value(seen, before["critic"], None, moves)[1]
+            memory = self.parted(states, at)
+        if noise is None:
+            return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
+        given = self.joined(noise.__getitem__, at)
+        actions, log_prob = pi.draw(given)
+        if explore and self.config.random_steps:
+            any_action, any_log_prob = self._anything(given, legal)
+            actions, log_prob = any_action.where(self.wild, actions), any_log_prob.where(self.wild, log_prob)
+        extras = {g: {"log_prob": x} for g, x in self.parted(log_prob, at).items()}
+        return self.parted(actions, at), memory, extras
+
+    def _anything(self, noise: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Any action, each as likely, and its log-probability."""
+        if isinstance(self.space, Box):
+            return noise * 2 - 1, torch.full_like(noise[..., 0], -noise.shape[-1] * math.log(2))
+        return Choice(torch.zeros_like(noise), self.space.sizes, legal, self.space.shape == ()).draw(noise)
+
+    def _moves(self, frame: Frame, agents_at: int) -> Tensor | None:
+        """[..., N] whose memory goes on; none where everybody's always does, or nobody has one."""
+        return self.joined(lambda g: frame[g].acts, agents_at) if self.recurrent and self.uneven else None
+
+    # --- learning ---
+
+    @abstractmethod
+    def policy_loss(self, log_prob: Tensor, entropy: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the policy descends, a sum over active samples, less the weighted entropy; and means to log."""
+
+    def draws(self, steps: int, rows: int) -> int:
+        return 0 if self.minibatches == 1 else self.epochs * (steps // self.chunk) * rows
+
+    def tune(self, now: Now) -> None:
+        c = self.config
+        if self.lr_kl is None:
+            self._set_rate(c.lr * self._rate(now))
+        self.entropy_weight.fill_(self._weight(now))
+        self.wild.fill_(now.step < c.random_steps)
+        self.learning.fill_(now.step >= c.learning_starts)
+
+    def _set_rate(self, rate: float | Tensor) -> None:
+        c = self.config
+        optimisers = (self.actor_optimiser,) if self.critic is None else (self.actor_optimiser, self.critic_optimiser)
+        for optimiser, times in zip(optimisers, (1.0, (c.lr_critic or c.lr) / c.lr), strict=False):
+            optimiser.rate.copy_(rate * times) if isinstance(rate, Tensor) else optimiser.rate.fill_(rate * times)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        with torch.no_grad():
+            data = self._data(batch)
+            known = self._unrolled(data)
+            data["value"] = known[0]  # in the normaliser's units of now, in which the critic goes on speaking
+            told = self._judge(batch, data, known)
+            orders = self._orders(batch)
+        going = self.learning if self.config.learning_starts or self.kl_stop is not None else None
+        steps: list[dict[str, Tensor]] = []
+        for epoch, order in enumerate(orders):
+            if epoch and self.again == "epoch":
+                self._judge(batch, data)
+            critic_told = self._descend_slices(data, fresh=not epoch or self.again != "rollout") if self.slices else {}
+            began = len(steps)
+            for k, piece in enumerate(self._pieces(data, order)):
+                if self.again == "minibatch" and (epoch or k):
+                    self._judge(batch, data)
+                    piece = self._pieces(data, order)[k]
+                metrics, going = self._descend(piece, going)
+                steps.append({**metrics, **critic_told})
+            if self.lr_kl is not None:
+                kl = torch.stack([s["kl"] for s in steps[began:]]).mean()
+                self._set_rate(schedules.kl_adapted(self.actor_optimiser.rate, kl, self.lr_kl))
+        self._follow()
+        self.sight.update(batch.frame)  # after the update, so that its ratios began at one
+        metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
+        return {**metrics, **told, "learning_rate": self.actor_optimiser.rate.clone()}
+
+    # --- the parts of an update ---
+
+    def _data(self, batch: Batch) -> Data:
+        """What a step down needs, [T, B, N, ...]; entries that are none are left out."""
+        mask, unsettled = self.mask(batch), self._unsettled(batch)
+        sight, central = self.sight, self.sight.central
+        data = {
+            "obs": sight.obs(batch.frame, 2),
+            "seen": sight.seen(batch.frame) if central else None,  # else the same as obs
+            "action": self.joined(lambda g: batch.actions[g], 2),
+            "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"], 2),
+            "legal": self.joined(lambda g: batch.frame[g].legal, 2),
+            "mask": mask if mask is None or unsettled is None else mask & ~unsettled,
+        }
+        if self.recurrent:
+            data["start"] = self.joined(lambda g: batch.frame[g].start, 2)
+            data["moves"] = self._moves(batch.frame, 2)
+            data["memory"] = self.joined(batch.memory.__getitem__, 1)  # [B, N, ...] before the first step
+        return {k: x for k, x in data.items() if x is not None}
+
+    def _unrolled(self, data: Data) -> tuple[Tensor, Any]:
+        """The critic's values and its memory after each moment. Puts the memories before each moment into `data`."""
+        if not self.recurrent:
+            return self._values(self._judging, self._seen(data)), None
+        start, moves, first = data["start"], data.get("moves"), data["memory"]
+        value, after = self._judging.value(self._seen(data), first[self._judging_name], start, moves)
+        states = {self._judging_name: after}
+        if self.critic is not None:
+            states["actor"] = self.actor.unroll(data["obs"], data.get("legal"), first["actor"], start, moves)[2]
+        data["memory"] = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], states[k]) for k in states}
+        return value, after
+
+    @property
+    def _judging(self) -> Any:
+        return self.actor if self.critic is None else self.critic
+
+    @property
+    def _judging_name(self) -> str:
+        return "actor" if self.critic is None else "critic"
+
+    def _seen(self, data: Data) -> Any:
+        return data["seen"] if self.sight.central else data["obs"]
+
+    @torch.no_grad()
+    def _judge(self, batch: Batch, data: Data, known: tuple[Tensor, Any] | None = None) -> dict[str, Tensor]:
+        """Put advantages and targets by the critic of now into `data`. The first time, when its values are `known`, the
+        statistics move."""
+        critic, mask, first = self._judging if self.target is None else self.target, data.get("mask"), known is not None
+        if known is None or self.target is not None:
+            if self.recurrent:
+                memory = tree_map(_first, data["memory"][self._judging_name])
+                known = critic.value(self._seen(data), memory, data["start"], data.get("moves"))
+            else:
+                known = self._values(critic, self._seen(data)), None
+        value, after = known
+        if self.recurrent:
+            after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
+            value_tp1 = critic.value(self.sight.seen(batch.next), after, None, self._moves(batch.next, 2))[0]
+        else:
+            value_tp1 = self._values(critic, self.sight.seen(batch.next))
+        value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
+        advantage = self._advantage(batch, value, value_tp1, first)
+        target = advantage + value
+        told = {"explained_variance": losses.explained_variance(value, target, mask)}
+        if self.value_norm is not None:
+            if first:
+                self.value_norm.update(target, mask)
+            target = self.value_norm.normalise(target)
+        data["advantage"], data["target"] = self._scaled(advantage, mask), target
+        return told
+
+    def _advantage(self, batch: Batch, value: Tensor, value_tp1: Tensor, first: bool = True) -> Tensor:
+        c = self.config
+        reward = self.joined(lambda g: batch.paid[g], 2)
+        reward = reward if c.reward_scale == 1 else reward * c.reward_scale
+        if self.reward_norm is not None:
+            if first:
+                self.reward_norm.update(reward, self.mask(batch))
+            reward = reward / self.reward_norm.scale
+        terminated, cut = self._ends(batch)
+        terminated = terminated if c.time_limit else terminated | cut
+        acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
+        return gae(
+            reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused
+        )
+
+    def _scaled(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
+        scope = self.config.advantage_scope
+        if scope in ("none", "batch"):
+            return advantage
+        return losses.normalise(advantage, mask, (0, 1) if scope == "agent" else None)
+
+    def _ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame."""
+        terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
+        cut = batch.over[..., None].expand_as(terminated)
+        return terminated, cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+
+    def _unsettled(self, batch: Batch) -> Tensor | None:
+        """[T, B, N] turns of which too little is known to learn from, in turn-based worlds."""
+        if not self.spec.turns:
+            return None
+        terminated, cut = self._ends(batch)
+        acts = self.joined(lambda g: batch.frame[g].acts, 2)
+        turn_tp1 = self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)  # the gone left a last observation
+        return unsettled_turns(terminated, terminated | cut, acts, turn_tp1)
+
+    def values(self, frame: Frame) -> Tensor:
+        """V of a batch's frames in the reward's own units, [T, B, N], of a critic without memory."""
+        return self._denormalised(self._values(self._judging, self.sight.seen(frame)))
+
+    def _values(self, critic: Any, seen: Any) -> Tensor:
+        steps, rows = tree_leaves(seen)[0].shape[:2]
+        each = max(1, SLAB // rows)
+        slabs = [tree_map(lambda x, t=t: x[t : t + each], seen) for t in range(0, steps, each)]
+        return torch.cat([critic.value(x)[0] for x in slabs])
+
+    def _denormalised(self, value: Tensor) -> Tensor:
+        return value if self.value_norm is None else self.value_norm.denormalise(value)
+
+    def _orders(self, batch: Batch) -> list[Tensor | None]:
+        """For each epoch the order of the chunks, or none where they are all taken at once."""
+        if self.minibatches == 1:
+            return [None] * self.epochs
+        assert batch.noise is not None
+        return list(batch.noise.reshape(self.epochs, -1).argsort(-1))
+
+    def _pieces(self, data: Data, order: Tensor | None) -> list[Data]:
+        """Minibatches: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]."""
+        if order is None and (not self.recurrent or self.chunk == self.feed.steps):
+            return [{k: tree_map(_first, x) if k == "memory" else x for k, x in data.items()}]
+
+        def chunks(x: Tensor) -> Tensor:
+            if self.chunk == 1 and order is not None:
+                return x.flatten(0, 1).index_select(0, order)[None]
+            x = x.unflatten(0, (-1, self.chunk)).transpose(0, 1).flatten(1, 2)
+            return x if order is None else x.index_select(1, order)
+
+        def before(x: Tensor) -> Tensor:
+            x = x[:: self.chunk].flatten(0, 1)
+            return x if order is None else x.index_select(0, order)
+
+        chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in data.items()}
+        places = torch.arange(0 if order is None else len(order)).tensor_split(self.minibatches)
+        spans = [(0, None)] if order is None else [(int(p[0]), int(p[-1]) + 1) for p in places if len(p)]
+        return [
+            {k: tree_map(lambda x, k=k: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
+            for a, b in spans
+        ]
+
+    def _descend(self, data: Data, going: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
+        """One step of actor and critic on one minibatch, where `going` holds; and whether to go on."""
+        mask, memory, moment = data.get("mask"), data.get("memory", {}), (data.get("start"), data.get("moves"))
+        pi, value, _ = self.actor.unroll(data["obs"], data.get("legal"), memory.get("actor"), *moment)
+        log_prob, entropy = pi.log_prob_and_entropy(data["action"])
+        if self.config.advantage_scope == "batch":
+            data = {**data, "advantage": losses.normalise(data["advantage"], mask)}
+        loss, metrics = self.policy_loss(log_prob, entropy, data)
+        metrics["entropy_loss"] = -self.entropy_weight * metrics["entropy"]
+        if isinstance(self.space, Box):
+            metrics["std"] = self.actor.log_std.detach().exp().mean()
+        count, active = _counted(log_prob, mask)
+        if self.kl_stop is not None:
+            assert going is not None
+            going = going & (metrics["kl"] <= self.kl_stop)
+            metrics["kept"] = going.float()
+        if self.critic is None:
+            value_loss, mean = self._value_loss(value, data)  # type: ignore[arg-type]
+            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, count, _both(active, going))
+            return {**metrics, **mean}, going
+        metrics["grad_norm_actor"] = self.actor_optimiser.descend(loss, count, _both(active, going))
+        if not self.slices:  # a policy that went far enough does not stop the critic
+            value, _ = self.critic.value(self._seen(data), memory.get("critic"), *moment)
+            value_loss, mean = self._value_loss(value, data)
+            keep = _both(active, self.learning if self.config.learning_starts else None)
+            metrics = {**metrics, **mean, "grad_norm_critic": self.critic_optimiser.descend(value_loss, count, keep)}
+        return metrics, going
+
+    def _value_loss(self, value: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
+        c = self.config
+        old, target, mask = data["value"], data["target"], data.get("mask")
+        loss, mean = losses.value(value, old, target, mask, self.value_clip, c.huber, self.fused)
+        return loss if c.value_weight == 1 else loss * c.value_weight, mean
+
+    def _descend_slices(self, data: Data, fresh: bool) -> dict[str, Tensor]:
+        """The critic a slice of time at a time, the last first, towards targets that stay; no step is left out. A `fresh`
+        advantage is the target less the value predicted just before the slice's own step."""
+        assert self.critic is not None
+        predicted, told = [], []
+        for times in reversed(torch.arange(self.feed.steps).tensor_split(self.slices)):
+            part = {k: tree_map(lambda x: x[int(times[0]) : int(times[-1]) + 1], x) for k, x in data.items()}  # noqa: B023
+            memory = tree_map(_first, part["memory"]["critic"]) if self.recurrent else None
+            value, _ = self.critic.value(self._seen(part), memory, part.get("start"), part.get("moves"))
+            predicted.append(value.detach())
+            loss, mean = self._value_loss(value, part)
+            count, active = _counted(value, part.get("mask"))
+            told.append({**mean, "grad_norm_critic": self.critic_optimiser.descend(loss, count, _both(active, self.learning))})
+        if fresh:
+            value = self._denormalised(torch.cat(predicted[::-1]))
+            data["advantage"] = self._scaled(self._denormalised(data["target"]) - value, data.get("mask"))
+        return {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        if self.target is not None:
+            torch._foreach_lerp_(
+                list(self.target.parameters()), list(self._judging.parameters()), self.config.target_tau
+            )
+
+
+def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
+    """How many samples are active, and whether any is (without one there is no step, for Adam would go on moving)."""
+    if mask is None:
+        return x.numel(), None
+    count = mask.sum()
+    return count, count > 0
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a & b
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[0]

@@ -1,0 +1,168 @@
+"""What nets see: observations flat and normalised, images as they are; for a critic its own, its team's or the world's.
+
+    own     an agent's own observation
+    team    the observations of all agents of its team, side by side
+    world   the world's own state; where it has none (or `given` is "joined") all observations, side by side
+
+Agents that are not alive are zeros. `given` "agent" puts an agent's own observation beside that, for each agent: its id
+follows in the net. Statistics are saved with the weights, and move when they are told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos.base import Algorithm
+from shoal.ids import own_object
+from shoal.nets.encoders import VECTOR, Crowd, Encoder, Joined, counts_of, images_of, kinds_of, parts_of, vector_width
+from shoal.nets.heads import Critic
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import CLIP, Running
+from shoal.spec import EnvSpec, Frame, Group, UserError
+
+Scope = Literal["own", "team", "world"]
+Given = Literal["state", "joined", "agent"]
+
+
+def scope_groups(spec: EnvSpec, groups: tuple[str, ...], scope: Scope) -> tuple[Group, ...]:
+    """The groups whose observations a critic sees."""
+    if scope == "own":
+        return tuple(spec[g] for g in groups)
+    return spec.groups if scope == "world" else spec.teams[spec[groups[0]].team]
+
+
+def scope_width(spec: EnvSpec, groups: tuple[str, ...], scope: Scope, given: Given = "state") -> int:
+    if scope == "own":
+        return vector_width(spec[groups[0]].obs)
+    if scope == "world" and spec.state is not None and given != "joined":
+        return spec.state
+    return sum(g.n * vector_width(g.obs) for g in scope_groups(spec, groups, scope))
+
+
+def scope_input(
+    spec: EnvSpec,
+    groups: tuple[str, ...],
+    scope: Scope,
+    frame: Frame,
+    prepare: Callable[[Any, Group], Tensor],
+    given: Given = "state",
+) -> Tensor:
+    """What a central critic sees: [..., S]: the world's own state, or the joined observations, each as `prepare` makes it.
+    Agents that are not alive are zeros."""
+    if scope == "world" and frame.state is not None and given != "joined":
+        return frame.state.float()
+    parts = []
+    for g in scope_groups(spec, groups, scope):
+        view = frame[g.name]
+        obs = prepare(view.obs, g)
+        parts.append((torch.where(view.alive[..., None], obs, 0) if g.mortal else obs).flatten(-2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class Sight(nn.Module):
+    """The eyes of an algorithm's nets, actor and critic."""
+
+    def __init__(
+        self, owner: Algorithm, scope: Scope, given: Given, net: NetConfig, normalise: bool, normaliser: str | None = None
+    ):
+        super().__init__()
+        spec, groups = owner.spec, owner.groups
+        self.spec, self.groups, self.scope, self.given, self.net = spec, groups, scope, given, net
+        self.joined, self.agents = owner.joined, tuple(a for g in groups for a in spec[g].agents)
+        self.central = scope != "own"
+        if scope == "team" and len({spec[g].team for g in groups}) > 1:
+            raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")
+        self.around = scope_groups(spec, groups, scope)
+        self.state_seen = scope == "world" and spec.state is not None and given != "joined"
+        self.crowd = self.central and net.attention in ("critic", "both")
+        if self.crowd and given != "state":
+            raise UserError(f"a critic with attention over agents takes their observations: leave --algo.critic-input {given}.")
+        pictures = any(images_of(g.obs) for g in self.around) and not self.state_seen
+        self.whole = self.central and (self.crowd or pictures)  # what the critic's encoder is to join
+        if pictures and given == "agent":
+            raise UserError("a critic whose input is `agent` does not take images: take --algo.critic-input joined.")
+        make = Running if normaliser is None else own_object(normaliser, "--algo.normaliser")
+        looked_at = {*groups, *(g.name for g in self.around)} if normalise else ()
+        tied = net.attention in ("actor", "both")
+        self.norms = nn.ModuleDict(
+            {
+                g.name: make(n, tied=ties(g)) if tied and g.layout and make is Running else make(n)
+                for g in spec.groups
+                if g.name in looked_at and (n := vector_width(g.obs))
+            }
+        )
+        state_size = spec.state if normalise and self.state_seen and not self.crowd else None
+        self.state_norm = make(state_size) if state_size else None
+
+    # --- nets that fit ---
+
+    def encoder(self, generator: torch.Generator) -> Encoder:
+        """Of the agents' own observations."""
+        attend = self.net.attention in ("actor", "both")
+        return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, attend)
+
+    def critic(self, generator: torch.Generator) -> Critic:
+        if not self.central:
+            return Critic(self.encoder(generator), self.agents, self.net, generator)
+        if self.crowd:
+            crowd = Crowd(self.around, self.groups, self.agents, self.net, generator)
+            return Critic(crowd, self.agents, self.net, generator)
+        if self.whole:
+            return Critic(Joined(self.around, self.net, generator), self.agents, self.net, generator, central=True)
+        width = scope_width(self.spec, self.groups, self.scope, self.given)
+        if self.given == "agent":
+            return Critic(width + vector_width(self.spec[self.groups[0]].obs), self.agents, self.net, generator)
+        return Critic(width, self.agents, self.net, generator, central=True)
+
+    # --- seeing ---
+
+    def prepared(self, obs: Any, group: Group) -> Any:
+        """[..., N, *O] -> float [..., N, width], normalised; images stay as they are, beside it."""
+        vector, images = parts_of(obs, group)
+        if vector is not None and group.name in self.norms:
+            vector = cast(Running, self.norms[group.name]).normalise(vector, CLIP)
+        if not images:
+            return vector
+        return images if vector is None else {VECTOR: vector, **images}
+
+    def obs(self, frame: Frame, agents_at: int) -> Any:
+        """What the actor sees: [..., N, *]."""
+        return self.joined(lambda g: self.prepared(frame[g].obs, self.spec[g]), agents_at)
+
+    def seen(self, frame: Frame, agents_at: int = 2) -> Any:
+        """What the critic sees: [..., N, *], or [..., S] where it is central, or what its encoder joins."""
+        if not self.central:
+            return self.obs(frame, agents_at)
+        if self.whole:
+            views = {g.name: (g, frame[g.name]) for g in self.around}
+            return {k: (self.prepared(v.obs, g), v.alive if g.mortal else None) for k, (g, v) in views.items()}
+        seen = scope_input(self.spec, self.groups, self.scope, frame, self.prepared, self.given)
+        seen = seen if self.state_norm is None else self.state_norm.normalise(seen, CLIP)
+        if self.given != "agent":
+            return seen
+        own = self.obs(frame, agents_at)
+        return torch.cat((seen[..., None, :].expand(*own.shape[:-1], -1), own), -1)
+
+    def update(self, frame: Frame) -> None:
+        """Let the statistics move by what was seen."""
+        for g in self.spec.groups:
+            if g.name in self.norms:
+                view = frame[g.name]
+                cast(Running, self.norms[g.name]).update(parts_of(view.obs, g)[0], view.alive if g.mortal else None)  # type: ignore[arg-type]
+        if self.state_norm is not None and frame.state is not None:
+            self.state_norm.update(frame.state)
+
+
+def ties(group: Group) -> list[list[int]]:
+    """Numbers of a flat observation that mean the same of different entities: their statistics are one, or their order would
+    matter after all."""
+    counts, out = counts_of(group), []
+    for kind, at in kinds_of(group).items():
+        if kind != "self":
+            width = len(at) // counts[kind]
+            out += [at[j::width] for j in range(width)]
+    return out

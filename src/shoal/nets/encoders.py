@@ -1,0 +1,241 @@
+"""Encoders: observations of any form become numbers in a row, [..., N, width].
+
+    Image      pixels [..., N, C, H, W], uint8 scaled on the device, through convolutions
+    Entities   a flat observation whose `layout` says which numbers are which entities, by attention: their order is no matter
+    Encoder    a group's observation: its vector, its images, or both
+    Joined     the observations of several groups side by side, for a central critic
+    Crowd      the same by attention: an agent looks at all agents, whose order is no matter
+
+A prepared observation is a tensor [..., N, width], or where there are images a dict of them and of `vector`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.nets.layers import ACTIVATIONS, NetConfig, affine
+from shoal.spec import Group, Shape, UserError
+
+VECTOR = "vector"
+LARGE = 36  # pixels from which on an image is large
+CONVOLUTIONS = {True: "32x8/4,64x4/2,64x3/1", False: "16x3/1,32x3/2"}  # large: those of Mnih et al. (2015)
+
+
+def images_of(obs: Shape | dict[str, Shape]) -> dict[str, Shape]:
+    """The parts of an observation that are images, by name."""
+    named = obs if isinstance(obs, dict) else {"image": obs}
+    return {k: s for k, s in named.items() if len(s) == 3}
+
+
+def vector_width(obs: Shape | dict[str, Shape]) -> int:
+    """How many numbers an observation has beside its images."""
+    named = obs if isinstance(obs, dict) else {"": obs}
+    return sum(torch.Size(s).numel() for s in named.values() if len(s) != 3)
+
+
+def flat(obs: Tensor, shape: Shape) -> Tensor:
+    """[..., N, *shape] -> float [..., N, width]."""
+    obs = obs.float()
+    return obs if len(shape) == 1 else obs.flatten(-len(shape)) if shape else obs[..., None]
+
+
+def parts_of(obs: Any, group: Group) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """An observation's numbers in a row [..., N, width], or none; and its images by name, as they are."""
+    named = group.obs if isinstance(group.obs, dict) else {"image" if len(group.obs) == 3 else VECTOR: group.obs}
+    given = obs if isinstance(obs, dict) else dict.fromkeys(named, obs)
+    vectors = [flat(given[k], shape) for k, shape in named.items() if len(shape) != 3]
+    vector = None if not vectors else vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)
+    return vector, {k: given[k] for k, shape in named.items() if len(shape) == 3}
+
+
+class Image(nn.Module):
+    """Convolutions over [..., N, C, H, W]; `width` numbers come out."""
+
+    def __init__(self, shape: Shape, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator):
+        super().__init__()
+        channels, *size = shape
+        text = net.convolutions if net.convolutions != "auto" else CONVOLUTIONS[min(size) >= LARGE]
+        owners = net.owners(agents)
+        self.n, self.sets, self.activation, self.strides = len(agents), max(owners) + 1, ACTIVATIONS[net.activation], []
+        self.bf16 = net.precision == "bf16"
+        weights, biases = [], []
+        for layer in text.split(","):
+            match = re.fullmatch(r"\s*(\d+)x(\d+)/([1-9]\d*)\s*", layer)
+            if match is None or not int(match[1]) * int(match[2]):
+                raise UserError(f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4.")
+            out, kernel, stride = int(match[1]), int(match[2]), int(match[3])
+            size = [(s - kernel) // stride + 1 for s in size]
+            if min(size) < 1:
+                raise UserError(f"--net.convolutions is {text}: an image of {shape[1]} x {shape[2]} is too small for it.")
+            each = [torch.empty(out, channels * kernel * kernel) for _ in range(self.sets)]
+            for w in each:
+                nn.init.orthogonal_(w, 2**0.5, generator=generator)
+            weights.append(nn.Parameter(torch.stack(each).reshape(self.sets * out, channels, kernel, kernel)))
+            biases.append(nn.Parameter(torch.zeros(self.sets * out)))
+            self.strides.append(stride)
+            channels = out
+        self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
+        self.width = channels * size[0] * size[1]
+        self.register_buffer("owners", torch.tensor(owners) if self.sets > 1 else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[:-3]
+        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        x = x.flatten(0, -4) if self.sets == 1 else x.flatten(0, -5).flatten(1, 2)  # [M, C, H, W], or agents' side by side
+        for w, b, stride in zip(self.weights, self.biases, self.strides, strict=True):
+            if self.sets > 1:
+                w = w.unflatten(0, (self.sets, -1))[self.owners].flatten(0, 1)  # type: ignore[index]
+                b = b.unflatten(0, (self.sets, -1))[self.owners].flatten()  # type: ignore[index]
+            if self.bf16:
+                x, w, b = x.bfloat16(), w.bfloat16(), b.bfloat16()
+            x = self.activation(nn.functional.conv2d(x, w, b, stride, groups=1 if self.sets == 1 else self.n))
+        return x.float().reshape(*lead, self.width)
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al., 2017): a query [..., N, W] looks at E keys [..., N, E, W] -> [..., N, W]."""
+
+    def __init__(self, agents: tuple[str, ...] | int, net: NetConfig, generator: torch.Generator):
+        super().__init__()
+        width, self.heads = net.attention_width, net.heads
+        self.query, self.key, self.value, self.out = (affine(width, width, agents, net, generator) for _ in range(4))
+
+    def forward(self, query: Tensor, keys: Tensor, there: Tensor | None = None) -> Tensor:
+        """`there` [..., N, E]: which of the keys are to be looked at; where none is, all are."""
+        keys = keys.transpose(-2, -3)  # [..., E, N, W]: agents last but one, as layers want them
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (self.query(query)[..., None, :, :], self.key(keys), self.value(keys)))
+        score = (q * k).sum(-1) / k.shape[-1] ** 0.5  # [..., E, N, heads]
+        if there is not None:
+            score = score.masked_fill(~there.transpose(-1, -2)[..., None], -1e9)
+        return self.out((score.softmax(-3)[..., None] * v).sum(-4).flatten(-2))
+
+
+def kinds_of(group: Group) -> dict[str, list[int]]:
+    """Entity -> the indices of its numbers in a flat observation, those of one after those of the other; what belongs to none
+    is the agent's own, `self`. Blocks of one name are of the same entities, in the same order."""
+    assert not isinstance(group.obs, dict)
+    kinds: dict[str, list[int]] = {}
+    for entity, blocks in groupby(sorted(group.layout, key=lambda s: s.entity), key=lambda s: s.entity):
+        slots = list(blocks)
+        if entity != "self":
+            if len({s.count for s in slots}) > 1:
+                raise UserError(f"the layout of {group.name!r} has unequal numbers of {entity!r}.")
+            kinds[entity] = [s.start + i * s.width + j for i in range(slots[0].count) for s in slots for j in range(s.width)]
+    taken = {i for indices in kinds.values() for i in indices}
+    return {"self": [i for i in range(vector_width(group.obs)) if i not in taken], **kinds}
+
+
+def counts_of(group: Group) -> dict[str, int]:
+    return {s.entity: s.count for s in group.layout}
+
+
+class Entities(nn.Module):
+    """Attention over the entities that a flat observation is made of, by `layout`; the agent's own numbers ask."""
+
+    def __init__(self, group: Group, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator):
+        super().__init__()
+        if not any(s.entity != "self" for s in group.layout):
+            raise UserError(
+                f"the observations of {group.name!r} have no entities to attend to: leave --net.{group.name}.attention at none."
+            )
+        self.counts, kinds = counts_of(group), kinds_of(group)
+        self.embed = nn.ModuleDict(
+            {
+                k: affine(max(1, len(at)) if k == "self" else len(at) // self.counts[k], net.attention_width, agents, net, generator, 2**0.5, True)
+                for k, at in kinds.items()
+            }
+        )
+        self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
+        for k, at in kinds.items():
+            self.register_buffer(f"at_{k}", torch.tensor(at, dtype=torch.long), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = {k: x[..., getattr(self, f"at_{k}")] for k in self.embed}
+        own = parts.pop("self")
+        own = self.embed["self"](own if own.shape[-1] else torch.ones_like(x[..., :1]))  # [..., N, W]
+        keys = [own[..., None, :]]
+        for k, part in parts.items():
+            entities = part.unflatten(-1, (self.counts[k], -1)).transpose(-2, -3)  # [..., E, N, w]
+            keys.append(self.embed[k](entities).transpose(-2, -3))
+        return torch.cat((own, self.attention(own, torch.cat(keys, -2))), -1)
+
+
+class Encoder(nn.Module):
+    """One group's prepared observation -> [..., N, width]. `plain`: there is nothing to encode."""
+
+    def __init__(
+        self, group: Group, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, attend: bool = False
+    ):
+        super().__init__()
+        vector, images = vector_width(group.obs), images_of(group.obs)
+        if attend and isinstance(group.obs, dict):
+            raise UserError(f"the observations of {group.name!r} are named parts, which attention does not take.")
+        self.entities = Entities(group, agents, net, generator) if attend and not images else None
+        self.images = nn.ModuleDict({k: Image(s, agents, net, generator) for k, s in images.items()})
+        self.width = (vector if self.entities is None else self.entities.width) + sum(m.width for m in self.images.values())  # type: ignore[misc]
+
+    @property
+    def plain(self) -> bool:
+        return self.entities is None and not self.images
+
+    def forward(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return x if self.entities is None else self.entities(x)
+        parts = [x[VECTOR]] if VECTOR in x else []
+        return torch.cat([*parts, *(m(x[k]) for k, m in self.images.items())], -1)
+
+
+class Joined(nn.Module):
+    """Several groups' observations, each encoded, end to end: [..., S]. `x` is {group: (prepared, alive or none)}."""
+
+    def __init__(self, groups: tuple[Group, ...], net: NetConfig, generator: torch.Generator):
+        super().__init__()
+        self.encoders = nn.ModuleDict({g.name: Encoder(g, g.agents, _alike(net), generator) for g in groups})
+        self.width = sum(g.n * self.encoders[g.name].width for g in groups)  # type: ignore[misc]
+
+    def forward(self, x: dict[str, tuple[Any, Tensor | None]]) -> Tensor:
+        parts = []
+        for name, (obs, alive) in x.items():
+            seen = self.encoders[name](obs)
+            parts.append((seen if alive is None else torch.where(alive[..., None], seen, 0)).flatten(-2))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class Crowd(nn.Module):
+    """Each of our agents looks at the agents of all `groups` by attention: [..., N, width]. The dead are not looked at."""
+
+    def __init__(
+        self, groups: tuple[Group, ...], ours: tuple[str, ...], agents: tuple[str, ...], net: NetConfig, generator: torch.Generator
+    ):
+        super().__init__()
+        self.ours = ours
+        self.encoders = nn.ModuleDict({g.name: Encoder(g, g.agents, _alike(net), generator) for g in groups})
+        self.embed = nn.ModuleDict(
+            {
+                g.name: affine(self.encoders[g.name].width, net.attention_width, g.n, _alike(net), generator, 2**0.5, True)  # type: ignore[arg-type]
+                for g in groups
+            }
+        )
+        self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
+
+    def forward(self, x: dict[str, tuple[Any, Tensor | None]]) -> Tensor:
+        tokens = {g: self.embed[g](self.encoders[g](obs)) for g, (obs, _) in x.items()}
+        keys = torch.cat(list(tokens.values()), -2)[..., None, :, :]  # [..., 1, E, W]
+        own = torch.cat([tokens[g] for g in self.ours], -2)  # [..., N, W]
+        there = None
+        if any(alive is not None for _, alive in x.values()):
+            each = [torch.ones_like(tokens[g][..., 0], dtype=torch.bool) if a is None else a for g, (_, a) in x.items()]
+            there = torch.cat(each, -1)[..., None, :].expand(*own.shape[:-1], keys.shape[-2])
+        keys = keys.expand(*own.shape[:-1], *keys.shape[-2:])
+        return torch.cat((own, self.attention(own, keys, there)), -1)
+
+
+def _alike(net: NetConfig) -> NetConfig:
+    """What looks at others has one set of weights a group."""
+    return replace(net, share="plain")
