@@ -21,7 +21,7 @@ from shoal.training import several
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
-from shoal.training.loop import Hook, Loop, begin
+from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players, record
 from shoal.training.run import Run
@@ -50,16 +50,40 @@ def train(
     groups: dict[str, dict[str, dict[str, Any]]] | None = None,
     team: dict[str, str] | None = None,
     hook: Hook | None = None,
+    shaper: Shapers = None,
     **run: Any,
 ) -> Any:
     """Train, and return the run; with seeds=4, four of them in a list. Keywords are the flags: steps=...,
-    algo=dict(lr=...), team=dict(adversary="random"). Several seeds with a hook share this process and take turns, and the
-    hook hears of every loop; without one they are processes on the CPU."""
+    algo=dict(lr=...), team=dict(adversary="random"). `shaper` is a function (reward, obs, step, steps) -> reward of what
+    learners are paid, for all groups or {group: function}. Several seeds with a hook or a shaper share this process and
+    take turns, and the hook hears of every loop; without they are processes on the CPU."""
+    algo, groups = _with_shaper(shaper, algo, groups)
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
     run = {k: _word(v) for k, v in run.items()}
     words, team = (_word(algorithm), _word(environment)), {g: _word(who) for g, who in (team or {}).items()}
     settings = Settings(*words, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team)
-    return _runs(start_several(settings, hook)) if seeds_of(settings) > 1 else start(settings, hook)[0]
+    if seeds_of(settings) > 1:
+        return _runs(start_several(settings, hook, shaper))
+    return start(settings, hook, shaper)[0]
+
+
+def _with_shaper(shaper: Shapers, algo: Any, groups: Any) -> tuple[Any, Any]:
+    """Settings that say by which function rewards are shaped, so that the run records it."""
+    if shaper is None or not isinstance(shaper, dict):
+        return algo if shaper is None else {**(algo or {}), "shaper": _name_of(shaper)}, groups
+    groups = {g: {k: dict(v) for k, v in s.items()} for g, s in (groups or {}).items()}
+    for g, f in shaper.items():
+        groups.setdefault(g, {}).setdefault("algo", {})["shaper"] = _name_of(f)
+    return algo, groups
+
+
+def _name_of(f: Any) -> str:
+    """How a function is found again: by import where that works, else it must be handed over again."""
+    if not callable(f):
+        raise UserError(f"shaper is {f!r:.60}: it takes a function (reward, obs, step, steps) -> reward.")
+    module, name = getattr(f, "__module__", "__main__"), getattr(f, "__qualname__", type(f).__name__)
+    found = getattr(sys.modules.get(module), name, None) is f and module != "__main__"
+    return f"{module}:{name}" if found else f"{PYTHON}{name}"
 
 
 def _runs(done: Several) -> list[Run]:
@@ -77,22 +101,22 @@ def _word(x: Any) -> Any:
     return str(x.path) if isinstance(x, Run) else str(x) if isinstance(x, Path) else x
 
 
-def start(settings: Settings, hook: Hook | None = None) -> tuple[Run, Loop]:
+def start(settings: Settings, hook: Hook | None = None, shaper: Shapers = None) -> tuple[Run, Loop]:
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
-    loop = _make(partial(_loop, resolved, hook))
+    loop = _make(partial(_loop, resolved, hook, shaper))
     loop.folder = Run.create(resolved, record(loop.players))
     loop.run()
     return loop.folder, loop
 
 
-def start_several(settings: Settings, hook: Hook | None = None) -> Several:
+def start_several(settings: Settings, hook: Hook | None = None, shaper: Shapers = None) -> Several:
     """As `start`, for `seeds` runs. Before a folder is made, loops are made: all, or one where the rest are like it."""
     whole = resolve(settings)
     each = [resolve(s) for s in several.branch(whole.settings, whole.run)]
-    here = _here(whole, hook)
+    here = _here(whole, hook or shaper)
     streams = several.streams(whole.device, len(each) if here else 1)
-    loops = [_make(partial(_loop, r, hook), stream) for r, stream in zip(each, streams, strict=False)]
+    loops = [_make(partial(_loop, r, hook, shaper), stream) for r, stream in zip(each, streams, strict=False)]
     players, score_name = record(loops[0].players), loops[0].score_name
     runs = [Run.create(r, players) for r in each]
     if not here:
@@ -103,16 +127,16 @@ def start_several(settings: Settings, hook: Hook | None = None) -> Several:
     return _drive(whole.run, score_name, dict.fromkeys(jobs, 0), loops, streams)
 
 
-def _here(resolved: Resolved, hook: Hook | None) -> bool:
-    """Whether several seeds share this process: on CUDA, and where a hook is to hear of all of them."""
-    here = resolved.device.type == "cuda" or hook is not None
+def _here(resolved: Resolved, mine: Any) -> bool:
+    """Whether several seeds share this process: on CUDA, and where a hook or a shaper of the caller's serves them all."""
+    here = resolved.device.type == "cuda" or mine is not None
     if here and resolved.log.wandb:
-        raise UserError("--log.wandb takes one seed at a time where they share a process (on CUDA, or with a hook).")
+        raise UserError("--log.wandb takes one seed at a time where they share a process (on CUDA, or with a hook or shaper).")
     return here
 
 
-def _loop(resolved: Resolved, hook: Hook | None) -> Loop:
-    return Loop(resolved, hooks_of(resolved, hook))
+def _loop(resolved: Resolved, hook: Hook | None, shaper: Shapers) -> Loop:
+    return Loop(resolved, hooks_of(resolved, hook), shaper=shaper)
 
 
 def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
@@ -168,33 +192,40 @@ def hooks_of(resolved: Resolved, hook: Hook | None) -> list[Hook]:
 
 
 def resume(
-    run: str | Path | Run, steps: int | None = None, hook: Hook | None = None, quiet: bool = False, device: str | None = None
+    run: str | Path | Run,
+    steps: int | None = None,
+    hook: Hook | None = None,
+    quiet: bool = False,
+    device: str | None = None,
+    shaper: Shapers = None,
 ) -> Any:
     """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total. Of a folder with
     the runs of several seeds, with all of them; it returns their list."""
     found = [run] if isinstance(run, Run) else several.runs_in(run)
     if len(found) > 1:
-        return _runs(go_on_several(found, steps, hook, quiet, device))
-    return go_on(found[0], steps, hook, quiet, device).folder
+        return _runs(go_on_several(found, steps, hook, quiet, device, shaper))
+    return go_on(found[0], steps, hook, quiet, device, shaper).folder
 
 
-def go_on(run: Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Loop:
-    loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device)
+def go_on(run: Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None, shaper: Shapers = None) -> Loop:
+    loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device, shaper)
     loop.run()
     return loop
 
 
-def go_on_several(runs: list[Run], steps: int | None, hook: Hook | None, quiet: bool, device: str | None) -> Several:
+def go_on_several(
+    runs: list[Run], steps: int | None, hook: Hook | None, quiet: bool, device: str | None, shaper: Shapers = None
+) -> Several:
     """Go on with all of these, which differ by the seed; all are looked at before any is written to."""
     first, seeds = runs[0].settings, [r.settings.run.get("seed", 0) for r in runs]
     if len(set(seeds)) < len(seeds) or any((r.settings.algo, r.settings.env) != (first.algo, first.env) for r in runs):
         raise UserError(f"{runs[0].path.parent} holds runs that differ by more than the seed: resume them one at a time.")
-    here = _here(runs[0].resolve(device), hook)
+    here = _here(runs[0].resolve(device), hook or shaper)
     streams = several.streams(runs[0].resolve(device).device, len(runs))
     loops, jobs, config, score_name = [], {}, RunConfig(), ""
     for run, stream in zip(runs, streams, strict=True):
         hooks = hooks_of(run.resolve(device), hook)
-        loop = _make(partial(resume_loop, run.path, steps, hooks, quiet, device), stream)
+        loop = _make(partial(resume_loop, run.path, steps, hooks, quiet, device, shaper), stream)
         config, score_name = loop.config, loop.score_name
         loops += [loop] if here else []
         jobs[Job(loop.config.seed, str(run.path), False, steps, device)] = loop.step
@@ -242,13 +273,12 @@ class Policy:
     ) -> tuple[dict[str, Any], Any]:
         """Greedy actions for the agents that `observations` names, in the space's own units, and the memory to pass
         back in. Begin an episode with memory none. `masks` are the legal actions, where the world has such."""
-        first = memory is None
-        memory = self.players.memory(1, self.device) if first else memory
+        memory, there = (self.players.memory(1, self.device), ()) if memory is None else memory
         known = {name for g in self.spec.groups for name in g.agents}
         for name in (*observations, *(masks or {})):
             if name not in known:
                 raise UserError(f"there is no agent {name!r}: this policy plays {', '.join(sorted(known))}.")
-        frame = Frame({g.name: self._view(g, observations, masks or {}, first) for g in self.spec.groups})
+        frame = Frame({g.name: self._view(g, observations, masks or {}, there) for g in self.spec.groups})
         generator = torch.Generator(device=self.device).manual_seed(0)
         chosen, memory, _ = self.players.act(frame, memory, self.players.noise(generator, 1), explore=False, greedy=True)
         actions = {}
@@ -257,12 +287,11 @@ class Policy:
             for name, a in zip(g.agents, values, strict=True):
                 if name in observations:
                     actions[name] = int(a) if g.action.shape == () else a
-        return actions, memory
+        return actions, (memory, tuple(observations))
 
-    def _view(self, g: Group, observations: dict[str, Any], masks: dict[str, Any], first: bool) -> View:
-        shape: Any = g.obs
+    def _view(self, g: Group, observations: dict[str, Any], masks: dict[str, Any], there: tuple[str, ...]) -> View:
+        """What a group sees; agents that were not `there` in the last step begin."""
         choices = () if isinstance(g.action, Box) else (sum(g.action.sizes),)
-        obs = [_array(observations.get(a, np.zeros(shape, np.float32)), shape, f"the observation of {a!r}") for a in g.agents]
         alive = torch.tensor([[a in observations for a in g.agents]], device=self.device)
         legal = None
         if any(a in masks for a in g.agents):
@@ -270,8 +299,17 @@ class Policy:
             legal = torch.as_tensor(np.stack(each), device=self.device)[None]
             if not isinstance(g.action, Box) and not all(x.any(-1).all() for x in legal.split(g.action.sizes, -1)):
                 raise UserError(f"a mask of {g.name!r} allows no choice at all: every choice to be made needs a legal one.")
-        seen = torch.as_tensor(np.stack(obs), device=self.device)[None]
-        return View(seen, alive, alive, torch.full_like(alive, first), legal)
+        new = torch.tensor([[a in observations and a not in there for a in g.agents]], device=self.device)
+        if isinstance(g.obs, dict):
+            seen: Any = {k: self._seen(g, {a: x[k] for a, x in observations.items() if k in x}, s) for k, s in g.obs.items()}
+        else:
+            seen = self._seen(g, observations, g.obs)
+        return View(seen, alive, alive, new, legal)
+
+    def _seen(self, g: Group, observations: dict[str, Any], shape: Any) -> torch.Tensor:
+        blank = next((np.zeros_like(observations[a]) for a in g.agents if a in observations), np.zeros(shape, np.float32))
+        obs = [_array(observations.get(a, blank), shape, f"the observation of {a!r}") for a in g.agents]
+        return torch.as_tensor(np.stack(obs), device=self.device)[None]
 
 
 def _array(value: Any, shape: Any, what: str) -> Any:

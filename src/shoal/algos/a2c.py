@@ -1,5 +1,4 @@
-"""A2C, IA2C and MAA2C (Mnih et al., 2016; Papoudakis et al., 2021): plain policy gradients, one step a rollout.
-"""
+"""A2C, IA2C and MAA2C (Mnih et al., 2016; Papoudakis et al., 2021): plain policy gradients, one step a rollout."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ class OnPolicy(Algorithm, ABC):
         huber: float | None = None  # value errors beyond this count linearly; none: squared errors
         lr: float = 7e-4  # learning rate
         lr_critic: float | None = None  # learning rate of the critic; none: the same
-        lr_schedule: str = "constant"  # linear, cosine, exponential, exponential:0.999/update (/step), kl, kl:0.01, module:Class
+        lr_schedule: str = (
+            "constant"  # linear, cosine, exponential, exponential:0.999/update (/step), kl, kl:0.01, module:Class
+        )
         lr_last: float = 0.0  # share of the learning rate that its schedule ends at
         weight_decay: float = 0.0  # decoupled, as in AdamW
         grad_clip: float | None = 0.5  # norm beyond which gradients are scaled down; none: never
@@ -66,8 +68,12 @@ class OnPolicy(Algorithm, ABC):
         critic: Scope = "own"  # what the critic sees: own observation, the team's or the world's
         critic_input: Given = "state"  # of the world: its state or else joined; joined observations; agent: state and own too
         critic_slices: int = 0  # train the critic in so many slices of time, last first, before the actor; 0: with it
-        target_tau: float | None = None  # values from a critic that follows at this rate an update; none: from the critic itself
-        advantage_scope: Literal["none", "batch", "group", "agent"] = "group"  # what advantages are normalised over; batch: each
+        target_tau: float | None = (
+            None  # values from a critic that follows at this rate an update; none: from the critic itself
+        )
+        advantage_scope: Literal["none", "batch", "group", "agent"] = (
+            "group"  # what advantages are normalised over; batch: each
+        )
         normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
         normalise_reward: bool = False  # rewards divided by their running deviation
@@ -78,11 +84,12 @@ class OnPolicy(Algorithm, ABC):
         log_std: float = 0.0  # continuous actions: log of the first standard deviation
 
         def __post_init__(self) -> None:
-            positive = ("rollout", "episodes", "epochs", "minibatches", "lr", "lr_critic", "clip", "value_clip", "huber")
-            positive = (*positive, "grad_clip", "kl_stop", "target_tau", "value_weight", "reward_scale")
+            whole = ("rollout", "episodes", "epochs", "minibatches")
+            real = ("lr", "lr_critic", "clip", "value_clip", "huber", "grad_clip", "kl_stop", "value_weight", "reward_scale")
+            positive = (*whole, *real)
             bounds = {
                 **dict.fromkeys(positive, (1e-30, 1e30)),
-                **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last"), (0, 1)),
+                **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last", "target_tau"), (0, 1)),
                 **dict.fromkeys(("entropy", "weight_decay", "random_steps", "learning_starts", "critic_slices"), (0, 1e30)),
                 "log_std": (-5, 2),
             }
@@ -93,8 +100,6 @@ class OnPolicy(Algorithm, ABC):
                     raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
             if isinstance(self.chunk, int) and self.chunk < 1:
                 raise UserError(f"--algo.chunk is {self.chunk}: it takes a number of steps, auto, or all.")
-            if self.target_tau is not None and self.target_tau > 1:
-                raise UserError(f"--algo.target-tau is {self.target_tau}: a share is at most 1.")
 
     epochs, minibatches = 1, 1  # passes over a rollout, and pieces of each
     value_clip: float | None = None
@@ -118,9 +123,9 @@ class OnPolicy(Algorithm, ABC):
         super().__init__(spec, groups, config, net, generator, device)
         c = config
         self.noise = noise_of(self.space)
-        self.feed = Rollout(c.rollout if c.episodes is None else self._whole_episodes(c.episodes))
-        self.chunk = self._chunk(c.chunk, self.feed.steps)
-        self.slices = min(c.critic_slices, self.feed.steps)
+        self.steps = c.rollout if c.episodes is None else self._whole_episodes(c.episodes)
+        self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
+        self.slices = min(c.critic_slices, self.steps)
         self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, c.normaliser)
         self.recurrent = net.memory != "none"
         self.shared = net.trunk == "shared"
@@ -137,7 +142,9 @@ class OnPolicy(Algorithm, ABC):
         self.reward_norm = make() if c.normalise_reward else None
         self.lr_kl = schedules.kl_target(c.lr_schedule, "--algo.lr-schedule")
         if self.lr_kl is not None and not self.measures_kl:
-            raise UserError(f"--algo.lr-schedule is {c.lr_schedule}, and {type(self).__name__} takes one step: it has moved by nothing.")
+            raise UserError(
+                f"--algo.lr-schedule is {c.lr_schedule}, and {type(self).__name__} takes one step: it has moved by nothing."
+            )
         shape = "constant" if self.lr_kl is not None else c.lr_schedule
         self._rate = schedules.make(shape, 1.0, c.lr_last, "--algo.lr-schedule")
         self._weight = schedules.make(c.entropy_schedule, c.entropy, c.entropy * c.entropy_last, "--algo.entropy-schedule")
@@ -341,9 +348,7 @@ class OnPolicy(Algorithm, ABC):
         terminated, cut = self._ends(batch)
         terminated = terminated if c.time_limit else terminated | cut
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
-        return gae(
-            reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused
-        )
+        return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)
 
     def _scaled(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
         scope = self.config.advantage_scope
@@ -388,7 +393,7 @@ class OnPolicy(Algorithm, ABC):
 
     def _pieces(self, data: Data, order: Tensor | None) -> list[Data]:
         """Minibatches: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]."""
-        if order is None and (not self.recurrent or self.chunk == self.feed.steps):
+        if order is None and (not self.recurrent or self.chunk == self.steps):
             return [{k: tree_map(_first, x) if k == "memory" else x for k, x in data.items()}]
 
         def chunks(x: Tensor) -> Tensor:
@@ -448,7 +453,7 @@ class OnPolicy(Algorithm, ABC):
         advantage is the target less the value predicted just before the slice's own step."""
         assert self.critic is not None
         predicted, told = [], []
-        for times in reversed(torch.arange(self.feed.steps).tensor_split(self.slices)):
+        for times in reversed(torch.arange(self.steps).tensor_split(self.slices)):
             part = {k: tree_map(lambda x: x[int(times[0]) : int(times[-1]) + 1], x) for k, x in data.items()}  # noqa: B023
             memory = tree_map(_first, part["memory"]["critic"]) if self.recurrent else None
             value, _ = self.critic.value(self._seen(part), memory, part.get("start"), part.get("moves"))
@@ -464,9 +469,7 @@ class OnPolicy(Algorithm, ABC):
     @torch.no_grad()
     def _follow(self) -> None:
         if self.target is not None:
-            torch._foreach_lerp_(
-                list(self.target.parameters()), list(self._judging.parameters()), self.config.target_tau
-            )
+            torch._foreach_lerp_(list(self.target.parameters()), list(self._judging.parameters()), self.config.target_tau)
 
 
 def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:

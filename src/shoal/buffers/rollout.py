@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class RolloutBuffer:
         def join(*xs: Tensor) -> Tensor:
             nonlocal place
             place += 1
-            if len({id(x) for x in xs}) < len(xs) and any(x._version for x in xs):
+            times = Counter(map(id, xs))
+            if len(times) < len(xs) and any(x._version for x in xs if times[id(x)] > 1):
                 raise UserError(
                     "a world returned one tensor in several steps and wrote to it: it must return new ones each step."
                 )

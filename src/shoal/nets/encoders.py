@@ -90,8 +90,8 @@ class Image(nn.Module):
         x = x.flatten(0, -4) if self.sets == 1 else x.flatten(0, -5).flatten(1, 2)  # [M, C, H, W], or agents' side by side
         for w, b, stride in zip(self.weights, self.biases, self.strides, strict=True):
             if self.sets > 1:
-                w = w.unflatten(0, (self.sets, -1))[self.owners].flatten(0, 1)  # type: ignore[index]
-                b = b.unflatten(0, (self.sets, -1))[self.owners].flatten()  # type: ignore[index]
+                w = w.unflatten(0, (self.sets, -1))[self.owners].flatten(0, 1)
+                b = b.unflatten(0, (self.sets, -1))[self.owners].flatten()
             if self.bf16:
                 x, w, b = x.bfloat16(), w.bfloat16(), b.bfloat16()
             x = self.activation(nn.functional.conv2d(x, w, b, stride, groups=1 if self.sets == 1 else self.n))
@@ -109,7 +109,9 @@ class Attention(nn.Module):
     def forward(self, query: Tensor, keys: Tensor, there: Tensor | None = None) -> Tensor:
         """`there` [..., N, E]: which of the keys are to be looked at; where none is, all are."""
         keys = keys.transpose(-2, -3)  # [..., E, N, W]: agents last but one, as layers want them
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (self.query(query)[..., None, :, :], self.key(keys), self.value(keys)))
+        q, k, v = (
+            x.unflatten(-1, (self.heads, -1)) for x in (self.query(query)[..., None, :, :], self.key(keys), self.value(keys))
+        )
         score = (q * k).sum(-1) / k.shape[-1] ** 0.5  # [..., E, N, heads]
         if there is not None:
             score = score.masked_fill(~there.transpose(-1, -2)[..., None], -1e9)
@@ -144,13 +146,10 @@ class Entities(nn.Module):
             raise UserError(
                 f"the observations of {group.name!r} have no entities to attend to: leave --net.{group.name}.attention at none."
             )
-        self.counts, kinds = counts_of(group), kinds_of(group)
-        self.embed = nn.ModuleDict(
-            {
-                k: affine(max(1, len(at)) if k == "self" else len(at) // self.counts[k], net.attention_width, agents, net, generator, 2**0.5, True)
-                for k, at in kinds.items()
-            }
-        )
+        self.counts, kinds = {**counts_of(group), "self": 1}, kinds_of(group)
+        widths = {k: max(1, len(at) // self.counts[k]) for k, at in kinds.items()}
+        embed = {k: affine(w, net.attention_width, agents, net, generator, 2**0.5, last=True) for k, w in widths.items()}
+        self.embed = nn.ModuleDict(embed)
         self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
         for k, at in kinds.items():
             self.register_buffer(f"at_{k}", torch.tensor(at, dtype=torch.long), persistent=False)
@@ -169,16 +168,15 @@ class Entities(nn.Module):
 class Encoder(nn.Module):
     """One group's prepared observation -> [..., N, width]. `plain`: there is nothing to encode."""
 
-    def __init__(
-        self, group: Group, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, attend: bool = False
-    ):
+    def __init__(self, group: Group, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, attend: bool = False):
         super().__init__()
         vector, images = vector_width(group.obs), images_of(group.obs)
         if attend and isinstance(group.obs, dict):
             raise UserError(f"the observations of {group.name!r} are named parts, which attention does not take.")
         self.entities = Entities(group, agents, net, generator) if attend and not images else None
-        self.images = nn.ModuleDict({k: Image(s, agents, net, generator) for k, s in images.items()})
-        self.width = (vector if self.entities is None else self.entities.width) + sum(m.width for m in self.images.values())  # type: ignore[misc]
+        encoders = {k: Image(s, agents, net, generator) for k, s in images.items()}
+        self.images = nn.ModuleDict(encoders)
+        self.width = (vector if self.entities is None else self.entities.width) + sum(m.width for m in encoders.values())
 
     @property
     def plain(self) -> bool:
@@ -196,8 +194,9 @@ class Joined(nn.Module):
 
     def __init__(self, groups: tuple[Group, ...], net: NetConfig, generator: torch.Generator):
         super().__init__()
-        self.encoders = nn.ModuleDict({g.name: Encoder(g, g.agents, _alike(net), generator) for g in groups})
-        self.width = sum(g.n * self.encoders[g.name].width for g in groups)  # type: ignore[misc]
+        encoders = {g.name: Encoder(g, g.agents, _alike(net), generator) for g in groups}
+        self.encoders = nn.ModuleDict(encoders)
+        self.width = sum(g.n * encoders[g.name].width for g in groups)
 
     def forward(self, x: dict[str, tuple[Any, Tensor | None]]) -> Tensor:
         parts = []
@@ -211,17 +210,19 @@ class Crowd(nn.Module):
     """Each of our agents looks at the agents of all `groups` by attention: [..., N, width]. The dead are not looked at."""
 
     def __init__(
-        self, groups: tuple[Group, ...], ours: tuple[str, ...], agents: tuple[str, ...], net: NetConfig, generator: torch.Generator
+        self,
+        groups: tuple[Group, ...],
+        ours: tuple[str, ...],
+        agents: tuple[str, ...],
+        net: NetConfig,
+        generator: torch.Generator,
     ):
         super().__init__()
         self.ours = ours
-        self.encoders = nn.ModuleDict({g.name: Encoder(g, g.agents, _alike(net), generator) for g in groups})
-        self.embed = nn.ModuleDict(
-            {
-                g.name: affine(self.encoders[g.name].width, net.attention_width, g.n, _alike(net), generator, 2**0.5, True)  # type: ignore[arg-type]
-                for g in groups
-            }
-        )
+        one, width = _alike(net), net.attention_width
+        encoders = {g.name: Encoder(g, g.agents, one, generator) for g in groups}
+        embed = {g.name: affine(encoders[g.name].width, width, g.n, one, generator, 2**0.5, last=True) for g in groups}
+        self.encoders, self.embed = nn.ModuleDict(encoders), nn.ModuleDict(embed)
         self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
 
     def forward(self, x: dict[str, tuple[Any, Tensor | None]]) -> Tensor:

@@ -35,7 +35,9 @@ class Net(nn.Module):
         self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
         self.memory: Memory | None = None
         if net.memory == "none":
-            self.body = own_module(net, width, width_out, agents, generator) or MLP(width, width_out, agents, net, generator, gain)
+            self.body = own_module(net, width, width_out, agents, generator) or MLP(
+                width, width_out, agents, net, generator, gain
+            )
             return
         assert not isinstance(agents, int), "memory wants agents with names"
         inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
@@ -67,6 +69,8 @@ class Actor(nn.Module):
     """Observations [..., N, *] -> a distribution over actions. Continuous ones have a standard deviation that is learnt
     and does not depend on the observation. With a shared trunk it values what it sees as well."""
 
+    owners: Tensor | None
+
     def __init__(
         self,
         encoder: nn.Module | int,
@@ -85,7 +89,9 @@ class Actor(nn.Module):
         if isinstance(space, Box):
             owners = net.owners(agents)
             self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
-            self.register_buffer("owners", torch.tensor(owners) if 1 < len(self.log_std) < len(owners) else None, persistent=False)
+            self.register_buffer(
+                "owners", torch.tensor(owners) if 1 < len(self.log_std) < len(owners) else None, persistent=False
+            )
 
     def forward(self, x: Any, legal: Tensor | None = None) -> Any:
         """What one without memory does."""
@@ -171,6 +177,6 @@ def own_module(
     module.train()
     if shape != (2, n, width_out):
         raise UserError(
-            f"--net.module {net.module} gave {list(shape)} for an input of {[2, n, width_in]}: it must give {[2, n, width_out]}."
+            f"--net.module {net.module} made {list(shape)} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
         )
     return module

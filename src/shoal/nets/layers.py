@@ -72,7 +72,9 @@ class NetConfig:
     attention: Literal["none", "actor", "critic", "both"] = "none"  # actor: over entities seen; central critic: over agents
     attention_width: int = 64  # numbers an entity is made into
     heads: int = 4  # of the attention
-    convolutions: str = "auto"  # for images: channels x kernel / stride of each layer; auto: by size, 32x8/4,64x4/2,64x3/1 if large
+    convolutions: str = (
+        "auto"  # for images: channels x kernel / stride of each layer; auto: by size, 32x8/4,64x4/2,64x3/1 if large
+    )
     precision: Literal["float32", "bf16"] = "float32"  # of the nets' products; weights, actions and densities stay float32
     module: str | None = None  # your own nn.Module in place of the perceptrons: package.module:Class or file.py:Class
 
@@ -88,8 +90,8 @@ class NetConfig:
             raise UserError(f"--net.heads is {self.heads}: it must divide the --net.attention-width of {self.attention_width}.")
         if self.share not in ("id", "plain", "none") and "=" not in self.share:
             raise UserError(
-                f"--net.share is {self.share!r}{near(self.share, ('id', 'plain', 'none'))}: it takes id, plain, none, or sets of "
-                "weights by name: agent_0=a,agent_1=b."
+                f"--net.share is {self.share!r}{near(self.share, ('id', 'plain', 'none'))}: it takes id, plain, none, or sets "
+                "of weights by name: agent_0=a,agent_1=b."
             )
 
     @property
@@ -105,7 +107,9 @@ class NetConfig:
         given = dict(pair.strip().partition("=")[::2] for pair in self.share.split(","))
         for name in given:
             if name not in agents:
-                raise UserError(f"--net.share names {name!r}{near(name, agents)}, who is not here: there are {', '.join(agents)}.")
+                raise UserError(
+                    f"--net.share names {name!r}{near(name, agents)}, who is not here: there are {', '.join(agents)}."
+                )
         if missing := [a for a in agents if not given.get(a)]:
             raise UserError(f"--net.share says nothing of {', '.join(missing)}: it must name a set for every agent.")
         sets = list(dict.fromkeys(given[a] for a in agents))
@@ -115,6 +119,8 @@ class NetConfig:
 class MLP(nn.Module):
     """[..., N, width_in] -> [..., N, width_out]. `agents`: their number, or their names. `gain`: of the last layer's first
     weights, or (gain, outputs) for so many outputs in turn. `last`: the output is activated as well."""
+
+    owners: Tensor | None
 
     def __init__(
         self,
@@ -157,7 +163,8 @@ class MLP(nn.Module):
 
     def fuse(self) -> None:
         """Take one kernel each way, if there is one for these widths."""
-        if self.mapped or self.last or self.net.layer_norm or self.net.precision != "float32":
+        by_name = self.sets > 1 and self.ids is not None
+        if by_name or self.mapped or self.last or self.net.layer_norm or self.net.precision != "float32":
             return
         ids = 0 if self.ids is None else len(self.ids)
         widths, tf32 = (self.width_in, self.net.hidden, self.width_out), torch.backends.cuda.matmul.allow_tf32
@@ -183,7 +190,7 @@ class MLP(nn.Module):
 
     def _product(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         if self.mapped:
-            w, b = w[self.owners], b[self.owners]  # type: ignore[index]
+            w, b = w[self.owners], b[self.owners]
         if self.net.precision == "bf16":
             x, w, b = x.bfloat16(), w.bfloat16(), b.bfloat16()
         return nn.functional.linear(x, w, b) if self.sets == 1 else torch.baddbmm(b, x, w)

@@ -11,7 +11,7 @@ from shoal.ops.kernels import find
 def ppo_clip(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
     """-min(rho A, clip(rho, 1 - eps, 1 + eps) A) with rho = pi / pi_old (https://arxiv.org/abs/1707.06347), and rho."""
     ratio = (log_prob - old_log_prob).exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), ratio
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), ratio  # type: ignore[arg-type]
 
 
 def value_error(value: Tensor, target: Tensor, huber: float | None = None) -> Tensor:

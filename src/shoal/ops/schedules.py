@@ -1,10 +1,10 @@
 """Numbers that change as a run goes on: learning rates, weights of the entropy, clips.
 
-    constant
-    linear, cosine, exponential        from the first value to the last, over the run
-    exponential:0.999/update           times so much at each update; or at each environment step: exponential:0.99999/step
-    kl, kl:0.01                        learning rates alone: smaller where the policy moved too far, larger where too little
-    package.module:Class               your own, or file.py:Class: made as Class(first, last), called with a `Now`
+constant
+linear, cosine, exponential        from the first value to the last, over the run
+exponential:0.999/update           times so much at each update; or at each environment step: exponential:0.99999/step
+kl, kl:0.01                        learning rates alone: smaller where the policy moved too far, larger where too little
+package.module:Class               your own, or file.py:Class: made as Class(first, last), called with a `Now`
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ from shoal.training.tally import Means
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Shaper = Callable[[Tensor, Any, Tensor, int], Tensor]  # (reward [T, B, N], obs, step, steps) -> reward
+Shapers = Shaper | dict[str, Shaper] | None  # for all groups, or for some
 
 
 class Hook:
@@ -70,9 +71,7 @@ class Loop:
 
     folder: Run
 
-    def __init__(
-        self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shapers: dict[str, Shaper] | None = None
-    ):
+    def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shaper: Shapers = None):
         self.resolved, self.hooks = resolved, list(hooks)
         self.config, device = resolved.run, resolved.device
         fused = self.config.compile == "fused" and device.type == "cpu"
@@ -91,7 +90,7 @@ class Loop:
         for a in self.players.algorithms:
             a.eval()  # but while it learns
         self.learners = [a for a in self.players.algorithms if a.learns]
-        self.shapers = {g: f for a in self.learners for g in a.groups if (f := shaper_of(a, g, shapers or {})) is not None}
+        self.shapers = shapers_of(self.learners, shaper, [g.name for g in spec.groups])
         self.rollout = rollout_steps(self.players.algorithms)
         names = metric_names(self.env.spec)
         if self.score_name not in names:
@@ -207,8 +206,8 @@ class Loop:
         self.update(batch)
 
     def pay(self, batch: Batch) -> None:
-        """What the learners are paid: their own reward or their team's, and the world's shaping; then what the user's own shaper
-        makes of it. Returns stay raw."""
+        """What the learners are paid: their own reward or their team's, and the world's shaping; then what a shaper of the
+        user's makes of it. Returns stay raw."""
         for groups in self.env.spec.teams.values():
             rewards = [batch.pays[g.name].reward for g in groups]
             if self.config.reward != "own":
@@ -371,17 +370,26 @@ class Loop:
         return logger
 
 
-def shaper_of(algorithm: Algorithm, group: str, given: dict[str, Shaper]) -> Shaper | None:
-    """The user's own shaper of a group's rewards: one that was handed over, or the one its settings name."""
-    name = getattr(algorithm.config, "shaper", None)
-    if group in given:
-        return given[group]
-    if name is not None and name.startswith(PYTHON):
-        raise UserError(
-            f"the rewards of {group!r} were shaped by a function of Python's own, {name.removeprefix(PYTHON)}: hand it over again, "
-            "shoal.resume(run, shaper=...)."
-        )
-    return None if name is None else own_object(name, "--algo.shaper")
+def shapers_of(learners: Sequence[Algorithm], given: Shapers, groups: list[str]) -> dict[str, Shaper]:
+    """Group -> the user's own shaper of its rewards: one that was handed over, or the one that its settings name."""
+    handed = given if isinstance(given, dict) else {} if given is None else dict.fromkeys(groups, given)
+    for g in handed:
+        if g not in groups:
+            raise UserError(f"there is no group {g!r} here{near(g, groups)}: it has {', '.join(groups)}.")
+    out = {}
+    for a in learners:
+        name = getattr(a.config, "shaper", None)
+        for g in a.groups:
+            if g in handed:
+                out[g] = handed[g]
+            elif name is not None and name.startswith(PYTHON):
+                raise UserError(
+                    f"the rewards of {g!r} are shaped by a function that no import finds, {name.removeprefix(PYTHON)}: hand it "
+                    "over again, as in shoal.resume(run, shaper=...)."
+                )
+            elif name is not None:
+                out[g] = own_object(name, "--algo.shaper")
+    return out
 
 
 @contextmanager
@@ -412,7 +420,7 @@ def resume(
     hooks: Sequence[Hook] = (),
     quiet: bool = False,
     device: str | None = None,
-    shapers: dict[str, Shaper] | None = None,
+    shaper: Shapers = None,
 ) -> Loop:
     """The loop of a run as it was at its last checkpoint, or at its beginning where it has none yet."""
     run = Run(path)
@@ -432,16 +440,14 @@ def resume(
     config = dataclasses.replace(resolved.run, **changed)
     resolved = dataclasses.replace(resolved, run=config)
     if state is None:
-        return begin(run, resolved, hooks, shapers)
-    loop = Loop(resolved, hooks, run, shapers)
+        return begin(run, resolved, hooks, shaper)
+    loop = Loop(resolved, hooks, run, shaper)
     loop.load_state_dict(state)
     return loop
 
 
-def begin(
-    run: Run, resolved: Resolved, hooks: Sequence[Hook] = (), shapers: dict[str, Shaper] | None = None
-) -> Loop:
+def begin(run: Run, resolved: Resolved, hooks: Sequence[Hook] = (), shaper: Shapers = None) -> Loop:
     """The loop of a run that has no checkpoint yet: its players are made anew, of its own seed."""
-    loop = Loop(resolved, hooks, shapers=shapers)
+    loop = Loop(resolved, hooks, shaper=shaper)
     loop.folder = run
     return loop

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +23,7 @@ import shoal
 from shoal.log.logger import read_metrics
 from shoal.spec import UserError
 from shoal.training import checkpoint
-from shoal.training.settings import Resolved, Settings, resolve
+from shoal.training.settings import Resolved, Settings, map_own, resolve
 
 
 class Run:
@@ -60,9 +61,10 @@ class Run:
 
         players = {g: {**p, "id": own("algos", p["id"])} for g, p in settings.players.items()}
         team = {g: own("algos", who) for g, who in settings.team.items()}
-        return dataclasses.replace(
-            settings, algo=own("algos", settings.algo), env=own("envs", settings.env), players=players, team=team
-        )
+        parts = map_own((settings.sections, settings.groups, players), partial(own, "objects"))
+        sections, groups, players = parts
+        algo, env = own("algos", settings.algo), own("envs", settings.env)
+        return Settings(algo, env, settings.run, sections, groups, team, players)
 
     def set_steps(self, steps: int) -> None:
         """A new total, for those who go on after us."""
@@ -105,7 +107,9 @@ class Run:
             raise UserError(f"the run folder {folder} cannot be made: {e.strerror}; choose another --out.") from None
         if not os.access(folder, os.W_OK):
             raise UserError(f"the run folder {folder} cannot be written; choose another --out.")
-        for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env})):
+        objects: dict[str, None] = {}
+        map_own((settings.sections, settings.groups, players), lambda file: objects.setdefault(file) or file)
+        for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env}), ("objects", objects)):
             for id in (i for i in ids if i.endswith(".py")):
                 (folder / "code" / kind / code_name(id)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(id, folder / "code" / kind / code_name(id))

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -83,8 +85,8 @@ class Settings:
         run = dataclasses.asdict(build(RunConfig, self.run, "run"))
         run["init"] = absolute(run["init"]) if run["init"] else None
         team = {g: absolute(who) for g, who in self.team.items()}
-        sections = {**self.sections, **full}
-        return Settings(absolute(self.algo), absolute(self.env), run, sections, self.groups, team, players)
+        sections, groups, players = map_own(({**self.sections, **full}, self.groups, players), absolute)
+        return Settings(absolute(self.algo), absolute(self.env), run, sections, groups, team, players)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -113,6 +115,16 @@ def absolute(word: str) -> str:
     """A path to a user's file or run as it is from anywhere; an id as it is."""
     path = Path(word)
     return str(path.resolve()) if word.endswith((".py", ".pt")) or (path / "config.json").is_file() else word
+
+
+def map_own(tree: Any, f: Callable[[str], str]) -> Any:
+    """Settings in which every user's own object that is named as file.py:Name has its file replaced by f(file)."""
+    if isinstance(tree, dict):
+        return {k: map_own(v, f) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_own(v, f) for v in tree)
+    match = re.fullmatch(r"(.+\.py):(\w+)", tree) if isinstance(tree, str) else None
+    return f"{f(match[1])}:{match[2]}" if match else tree
 
 
 def _nested(value: Any, depth: int) -> bool:
