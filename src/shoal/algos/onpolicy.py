@@ -20,6 +20,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -139,7 +140,7 @@ class OnPolicy(Algorithm, ABC):
         self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None
         make = Running if c.normaliser is None else own_object(c.normaliser, "--algo.normaliser")
         self.value_norm = make() if c.normalise_value else None
-        self.reward_norm = make() if c.normalise_reward else None
+        self.reward_norm = Running() if c.normalise_reward else None
         self.lr_kl = schedules.kl_target(c.lr_schedule, "--algo.lr-schedule")
         if self.lr_kl is not None and not self.measures_kl:
             raise UserError(
@@ -323,7 +324,7 @@ class OnPolicy(Algorithm, ABC):
         value, after = known
         if self.recurrent:
             after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
-            value_tp1 = critic.value(self.sight.seen(batch.next), after, None, self._moves(batch.next, 2))[0]
+            value_tp1 = critic.value(self.sight.seen(batch.next), after, None, self._last_seen(batch))[0]
         else:
             value_tp1 = self._values(critic, self.sight.seen(batch.next))
         value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
@@ -368,8 +369,13 @@ class OnPolicy(Algorithm, ABC):
             return None
         terminated, cut = self._ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2)
-        turn_tp1 = self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)  # the gone left a last observation
-        return unsettled_turns(terminated, terminated | cut, acts, turn_tp1)
+        told = self._last_seen(batch)
+        assert told is not None
+        return unsettled_turns(terminated, terminated | cut, acts, told)
+
+    def _last_seen(self, batch: Batch) -> Tensor | None:
+        """[T, B, N] whose next observation says something: those to move, and the gone, who left a last one. None: all."""
+        return self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2) if self.uneven else None
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the reward's own units, [T, B, N], of a critic without memory."""
@@ -393,7 +399,8 @@ class OnPolicy(Algorithm, ABC):
 
     def _pieces(self, data: Data, order: Tensor | None) -> list[Data]:
         """Minibatches: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]."""
-        if order is None and (not self.recurrent or self.chunk == self.steps):
+        steps, rows = data["value"].shape[:2]
+        if order is None and (not self.recurrent or self.chunk == steps):
             return [{k: tree_map(_first, x) if k == "memory" else x for k, x in data.items()}]
 
         def chunks(x: Tensor) -> Tensor:
@@ -407,11 +414,9 @@ class OnPolicy(Algorithm, ABC):
             return x if order is None else x.index_select(0, order)
 
         chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in data.items()}
-        places = torch.arange(0 if order is None else len(order)).tensor_split(self.minibatches)
-        spans = [(0, None)] if order is None else [(int(p[0]), int(p[-1]) + 1) for p in places if len(p)]
         return [
             {k: tree_map(lambda x, k=k: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
-            for a, b in spans
+            for a, b in spans(steps // self.chunk * rows, self.minibatches)
         ]
 
     def _descend(self, data: Data, going: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -453,8 +458,8 @@ class OnPolicy(Algorithm, ABC):
         advantage is the target less the value predicted just before the slice's own step."""
         assert self.critic is not None
         predicted, told = [], []
-        for times in reversed(torch.arange(self.steps).tensor_split(self.slices)):
-            part = {k: tree_map(lambda x: x[int(times[0]) : int(times[-1]) + 1], x) for k, x in data.items()}  # noqa: B023
+        for a, b in reversed(spans(len(data["value"]), self.slices)):
+            part = {k: tree_map(lambda x: x[a:b], x) for k, x in data.items()}  # noqa: B023
             memory = tree_map(_first, part["memory"]["critic"]) if self.recurrent else None
             value, _ = self.critic.value(self._seen(part), memory, part.get("start"), part.get("moves"))
             predicted.append(value.detach())
@@ -482,6 +487,13 @@ def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
+
+
+def spans(count: int, pieces: int) -> list[tuple[int, int]]:
+    """`count` things in at most so many pieces, as equal as can be: where each begins and ends."""
+    pieces = min(count, pieces)
+    edges = [count * k // pieces for k in range(pieces + 1)]
+    return list(pairwise(edges))
 
 
 def _first(x: Tensor) -> Tensor:
