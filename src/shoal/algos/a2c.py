@@ -1,4 +1,23 @@
-"""A2C, IA2C and MAA2C (Mnih et al., 2016; Papoudakis et al., 2021): plain policy gradients, one step a rollout."""
+"""A2C, IA2C and MAA2C (Mnih et al., 2016; Papoudakis et al., 2021): plain policy gradients, one step a rollout.
+
+All rows act for `rollout` steps, and then actor and critic take one step on all of it,
+
+    L = -A log pi(a | o) - w H(pi),
+
+with A from returns of as many steps as the rollout has (`lam` 1) or from generalised advantage estimation (less), and the
+critic towards A + V. It is PPO with one epoch, one minibatch and so no ratio to clip (Huang et al., 2022). `a2c` and
+`ia2c` have a critic that sees an agent's own observation, `maa2c` one that sees the world.
+
+Its knobs are those of `algos/ppo.py`, less the ones of epochs, ratios and divergence: after one step there is nothing to
+clip, and so no `lr_schedule kl` either. Steps are few and small: it wants short rollouts, many rows and a larger `lr`.
+
+Metrics, for each group: policy_loss (above, without the entropy), value_loss, entropy and entropy_loss,
+explained_variance, std of continuous actions, grad_norm_actor and grad_norm_critic (grad_norm with a shared trunk),
+learning_rate; as in `algos/ppo.py`.
+
+Departures from the papers: rows step together instead of in threads; AdamW with an epsilon of 1e-5 instead of RMSprop;
+advantages are normalised over the rollout unless `advantage_scope` is none; the rest as PPO's.
+"""
 
 from __future__ import annotations
 

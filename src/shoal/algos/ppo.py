@@ -1,4 +1,57 @@
-"""PPO, IPPO and MAPPO (Schulman et al., 2017; de Witt et al., 2020; Yu et al., 2022): clipped policy gradients."""
+"""PPO, IPPO and MAPPO (Schulman et al., 2017; de Witt et al., 2020; Yu et al., 2022): clipped policy gradients.
+
+Every `rollout` steps the policy is moved for some epochs on what just happened, by
+
+    L = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) - w H(pi),    rho = pi(a | o) / pi_old(a | o),
+
+with A from generalised advantage estimation, and the critic towards A + V. Old log-probabilities come from the rollout and
+stay fixed. The names differ in what the critic sees: `ppo` and `ippo` an agent's own observation, `mappo` the whole world. A
+central critic reads its input once and has a head for each agent, so that agents may be paid differently. How an update
+goes, and what memory and chunks are, is in `algos/onpolicy.py`; what nets see in `algos/sight.py`; nets in `nets/`.
+
+Knobs, and what they do
+
+  Experience. `rollout` steps of each row, or so many whole `episodes`, are one update's. More rows steady the gradient, longer
+  rollouts see further than the critic does. `chunk` steps of a row stay together in a minibatch: with memory, gradients go
+  back so far. `random_steps` fill the first rollouts with any legal action; nothing is learnt before `learning_starts`.
+
+  Returns. `gamma` discounts (0.95 on the particle worlds: with 0.99 simple_spread stays near -11), `lam` trades the critic's
+  bias for variance. `time_limit` false takes what was cut off for the end, as some code does; values then depend on a clock
+  that agents do not see. `reward_scale` and `normalise_reward` change what the critic must put out, `shaper` what is paid.
+
+  The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
+  ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence
+  near a target. `entropy` keeps the policy from settling, from a maximum to a minimum if it has a schedule. `advantage_scope`
+  normalises advantages over a minibatch (batch), the rollout of the group, or that of each agent; agents that are paid on
+  unlike scales want the last. `advantage_every` computes them anew as the critic learns.
+
+  The critic. `critic` own, team or world; `critic_input` its state, the joined observations, or for each agent the state beside
+  its own observation. `value_clip`, `huber`, `value_weight` shape its loss; `lr_critic` its rate; `target_tau` takes values from a
+  slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that stay;
+  the advantage then is the target less the value predicted just before that slice's step.
+
+  Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, a class of yours) and `lr_last`;
+  `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one trunk for both, memory,
+  attention, convolutions, bf16, or a module of yours. Every knob can be set for one group: `--algo.adversary.lr 1e-3`.
+
+Metrics, for each group, means over the steps of the updates since the last line
+
+    policy_loss          the clipped loss above, without the entropy; near zero, for advantages have mean zero
+    value_loss           of the critic, in the normaliser's units; rises when the policy finds something new
+    entropy              of the policy, in nats; entropy_loss is minus its weight times it
+    kl                   from the old policy to the new one, approximately (Schulman's k3): 0.005 to 0.02 is usual
+    clip_fraction        share of the ratios beyond the clip: 0.05 to 0.2 is usual, more asks for fewer epochs or a smaller rate
+    explained_variance   of the returns, by the values before the update: 1 is perfect, 0 no better than their mean
+    std                  of continuous actions, before squashing
+    grad_norm_actor, grad_norm_critic    before clipping; with a shared trunk grad_norm, of both together
+    learning_rate        of the actor
+    kept                 with kl_stop: the share of the actor's steps that were taken
+
+Departures from the papers: Adam's epsilon is 1e-5, and decay is AdamW's; time limits are bootstrapped exactly, from the value
+of the true last observation; the value loss has a net and a rate of its own unless the trunk is shared; the entropy of a
+squashed normal is that of the normal inside; statistics of observations move after the update, so that every ratio begins at
+one; kl_stop stops the actor alone. Scores and the commands that reached them are in `benchmarks/scores.md`.
+"""
 
 from __future__ import annotations
 

@@ -69,12 +69,12 @@ class NetConfig:
     trunk: Literal["own", "shared"] = "own"  # shared: actor and critic are one net, with one optimiser and one gradient clip
     memory: Literal["none", "gru", "lstm"] = "none"  # what carries over from step to step, in actor and critic
     memory_width: int = 64  # numbers an agent remembers
-    attention: Literal["none", "actor", "critic", "both"] = "none"  # actor: over entities seen; central critic: over agents
+    attention: Literal["none", "actor", "critic", "both"] = (
+        "none"  # actor: over the entities it sees; central critic: over agents
+    )
     attention_width: int = 64  # numbers an entity is made into
     heads: int = 4  # of the attention
-    convolutions: str = (
-        "auto"  # for images: channels x kernel / stride of each layer; auto: by size, 32x8/4,64x4/2,64x3/1 if large
-    )
+    convolutions: str = "auto"  # for images: channels x kernel / stride of each layer, as 32x8/4,64x4/2,64x3/1; auto: by size
     precision: Literal["float32", "bf16"] = "float32"  # of the nets' products; weights, actions and densities stay float32
     module: str | None = None  # your own nn.Module in place of the perceptrons: package.module:Class or file.py:Class
 

@@ -118,7 +118,8 @@ class Loop:
     def speed_up(self) -> None:
         """Kernels of our own and graphs, as `compile` asks; what cannot be had is a remark, and is done without."""
         mode, cuda = self.config.compile, self.env.device.type == "cuda"
-        torch.backends.cuda.matmul.allow_tf32 = self.config.matmul == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.config.matmul == "tf32"
+        torch.backends.cudnn.deterministic = True  # convolutions that add up in any order would not repeat
         if mode == "graph" and not cuda and not hasattr(self, "folder"):
             raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
         native_world = isinstance(self.env, World)
