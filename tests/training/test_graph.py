@@ -37,10 +37,16 @@ class Told:
 
 
 def make(
-    compile: str, algo: str = "mappo", env: str = "simple_spread", rollout: int = 25, device: str = "cuda", **more: Any
+    compile: str,
+    algo: str = "mappo",
+    env: str = "simple_spread",
+    rollout: int = 25,
+    device: str = "cuda",
+    net: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Loop:
     run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
-    loop = Loop(resolve(Settings(algo, env, run, {"algo": {"rollout": rollout, **more}})))
+    loop = Loop(resolve(Settings(algo, env, run, {"algo": {"rollout": rollout, **more}, "net": net or {}})))
     loop.console = loop.logger = Told()  # type: ignore[assignment]
     return loop
 
@@ -82,11 +88,17 @@ WORKS = [
     {"algo": "ippo", "env": "simple_tag"},  # two that learn
     {"algo": "ippo", "env": "probe_deaths"},  # masks
     {"algo": "ppo", "env": "probe_turns", "rollout": 10},
+    {"env": "probe_deaths", "net": {"memory": "lstm"}, "rollout": 16, "chunk": 4},
+    {"algo": "maa2c", "net": {"memory": "gru", "attention": "both", "precision": "bf16", "layer_norm": True}},
+    {"env": "probe_image", "net": {"share": "none"}, "rollout": 16},
+    {"lr_schedule": "kl", "kl_stop": 1e-3, "entropy_schedule": "linear", "clip_schedule": "cosine", "learning_starts": 600},
+    {"target_tau": 0.1, "critic_slices": 10, "advantage_every": "epoch", "normalise_reward": True, "random_steps": 400},
+    {"algo": "ippo", "net": {"trunk": "shared", "share": "agent_0=a,agent_1=b,agent_2=a"}, "advantage_every": "minibatch"},
 ]
 
 
 @cuda
-@pytest.mark.parametrize("work", WORKS, ids=lambda w: "-".join(map(str, w.values())) or "plain")
+@pytest.mark.parametrize("work", WORKS, ids=lambda w: "-".join(map(str, w)) or "plain")
 def test_single_iterations_from_many_states_have_the_same_bits(work: dict[str, Any]) -> None:
     eager, captured = make("off", **work), make("graph", **work)
     for _ in range(int(os.environ.get("SHOAL_PARITY_STATES", "10"))):

@@ -59,7 +59,7 @@ class OnPolicy(Algorithm, ABC):
         lr: float = 7e-4  # learning rate
         lr_critic: float | None = None  # learning rate of the critic; none: the same
         lr_schedule: str = (
-            "constant"  # linear, cosine, exponential, exponential:0.999/update (or /step), kl, kl:0.01, module:Class
+            "constant"  # linear, cosine, exponential, exponential:0.999/update or /step, kl, kl:0.01, module:Class
         )
         lr_last: float = 0.0  # share of the learning rate that its schedule ends at
         weight_decay: float = 0.0  # decoupled, as in AdamW
@@ -70,9 +70,7 @@ class OnPolicy(Algorithm, ABC):
         critic_input: Given = "state"  # of the world: its state or else joined; joined observations; agent: state and own too
         critic_slices: int = 0  # train the critic in so many slices of time, last first, before the actor; 0: with it
         target_tau: float | None = None  # values from a copy of the critic that follows at this rate; none: from the critic
-        advantage_scope: Literal["none", "batch", "group", "agent"] = (
-            "group"  # what they are normalised over; batch: a minibatch
-        )
+        advantage_scope: Literal["none", "batch", "group", "agent"] = "group"  # normalised over what; batch: a minibatch
         normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
         normalise_reward: bool = False  # rewards divided by their running deviation
