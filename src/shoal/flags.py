@@ -61,10 +61,8 @@ def helps_of(cls: Any) -> dict[str, str]:
     helps: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if "__dataclass_fields__" in vars(base):
-            for line in inspect.getsource(base).splitlines():
-                match = re.match(r"\s+(\w+)\s*:[^#]*#\s*(.+)$", line)
-                if match:
-                    helps[match[1]] = match[2].strip()
+            for match in re.finditer(r"^\s+(\w+)\s*:[^#\n]*(?:\(\n[^#\n]*)?#\s*(.+)$", inspect.getsource(base), re.MULTILINE):
+                helps[match[1]] = match[2].strip()  # a formatter may have put a long line's end into brackets
     return helps
 
 

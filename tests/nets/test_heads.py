@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
-from shoal.nets.heads import Actor, Critic
-from shoal.nets.layers import NetConfig
+from shoal.nets.heads import Actor, Critic, Net
+from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.distributions import Choice, Normal, TanhNormal
-from shoal.spec import Box, Discrete, MultiDiscrete, Space
+from shoal.spec import Box, Discrete, MultiDiscrete, Space, UserError
 
 torch.set_num_threads(1)
 BOX = Box((-1.0, 0.0), (1.0, 2.0))
 SHARES = ("id", "plain", "none")
+NAMES = ("agent_0", "agent_1", "agent_2")
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -20,7 +25,12 @@ def draw(seed: int = 0) -> torch.Generator:
 
 
 def config(share: str) -> NetConfig:
-    return NetConfig((8,), share=share)  # type: ignore[arg-type]
+    return NetConfig((8,), share=share)
+
+
+def body(head: Actor | Critic) -> MLP:
+    assert isinstance(head.net.body, MLP)
+    return head.net.body
 
 
 @pytest.mark.parametrize("lead", [(), (5,), (6, 5)])
@@ -84,7 +94,7 @@ def test_critic_shapes(central: bool, share: str, lead: tuple[int, ...]) -> None
 @pytest.mark.parametrize("share", ["id", "plain"])
 def test_central_critic_with_sharing_is_one_net_with_a_head_an_agent(share: str) -> None:
     critic = Critic(4, 3, config(share), draw(), central=True)
-    first, last = critic.body.weights
+    first, last = body(critic).weights
     assert first.shape == (8, 4)  # no ids in it: it reads the state once
     assert last.shape == (3, 8)
     x = torch.randn(6, 4, generator=draw(1))
@@ -94,7 +104,7 @@ def test_central_critic_with_sharing_is_one_net_with_a_head_an_agent(share: str)
 
 def test_central_critic_without_sharing_is_a_net_an_agent() -> None:
     critic = Critic(4, 3, config("none"), draw(), central=True)
-    first, last = critic.body.weights  # [3, 4, 8], [3, 8, 1]
+    first, last = body(critic).weights  # [3, 4, 8], [3, 8, 1]
     x = torch.randn(6, 4, generator=draw(1))
     expected = torch.stack([(torch.tanh(x @ first[i]) @ last[i])[:, 0] for i in range(3)], -1)
     torch.testing.assert_close(critic(x), expected)
@@ -112,3 +122,183 @@ def test_own_critic_looks_at_its_own_agent_alone() -> None:
         y[:, 1] += 1
         moved = (critic(x) != critic(y)).any(0).tolist()
         assert moved == [False, True, False]
+
+
+# --- one net for actor and critic ---
+
+
+@pytest.mark.parametrize(("space", "params"), [(Discrete(5), 5), (MultiDiscrete((3, 2)), 5), (BOX, 2)])
+def test_a_shared_trunk_puts_out_one_number_more(space: Space, params: int) -> None:
+    actor = Actor(4, space, 3, NetConfig((8,), trunk="shared"), draw())
+    first, last = body(actor).weights  # [8, 4], [params + 1, 8]
+    assert last.shape == (params + 1, 8)
+    torch.testing.assert_close(last[:-1] @ last[:-1].T, 1e-4 * torch.eye(params), rtol=0, atol=1e-9)  # a hundredth each
+    assert last[-1].norm().item() == pytest.approx(1.0, abs=1e-5)
+    x = torch.randn(6, 3, 4, generator=draw(1))
+    hidden = torch.tanh(x @ first.T + body(actor).ids)
+    pi, value, after = actor.unroll(x, None)
+    given = pi.mean if isinstance(pi, Normal) else torch.cat(pi.logits, -1)
+    torch.testing.assert_close(given, hidden @ last[:-1].T)
+    torch.testing.assert_close(value, hidden @ last[-1])
+    assert after == {}
+    assert torch.equal(actor.value(x)[0], value)
+
+
+def test_a_shared_trunk_with_memory_values_what_it_remembers() -> None:
+    actor = Actor(4, Discrete(5), NAMES, NetConfig((8,), trunk="shared", memory="gru", memory_width=7), draw())
+    assert actor.net.memory is not None
+    last = actor.net.out.weights[0]
+    assert last.shape == (6, 7)
+    assert last.norm(dim=1).tolist() == pytest.approx([0.01] * 5 + [1.0], abs=1e-5)
+    x, start = torch.randn(9, 2, 3, 4, generator=draw(1)), torch.zeros(9, 2, 3, dtype=torch.bool)
+    pi, value, after = actor.unroll(x, None, actor.net.memory.zero(2, torch.device("cpu")), start)
+    torch.testing.assert_close(value, after["hidden"] @ last[5])
+    torch.testing.assert_close(pi.logits[0], after["hidden"] @ last[:5].T)
+
+
+def test_with_trunks_of_their_own_an_actor_values_nothing() -> None:
+    actor = Actor(4, Discrete(5), 3, config("id"), draw())
+    assert body(actor).weights[-1].shape == (5, 8)
+    assert actor.unroll(torch.zeros(6, 3, 4), None)[1] is None
+
+
+# --- widths and gains ---
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_the_critic_may_have_widths_of_its_own(central: bool) -> None:
+    net, out = NetConfig((8,), critic_hidden=(5, 7), share="plain"), 3 if central else 1
+    assert [tuple(w.shape) for w in body(Actor(4, Discrete(5), 3, net, draw())).weights] == [(8, 4), (5, 8)]
+    assert [tuple(w.shape) for w in body(Critic(4, 3, net, draw(), central)).weights] == [(5, 4), (7, 5), (out, 7)]
+    straight = Critic(4, 3, NetConfig((8,), critic_hidden=(), share="plain"), draw(), central)
+    assert [tuple(w.shape) for w in body(straight).weights] == [(out, 4)]
+
+
+def test_gains_of_actor_and_critic_are_the_lengths_of_their_last_rows() -> None:
+    net = NetConfig((8,), gain_actor=0.5, gain_critic=3.0)
+    actor, own, central = Actor(4, BOX, 3, net, draw()), Critic(4, 3, net, draw()), Critic(4, 3, net, draw(), central=True)
+    lengths = [body(head).weights[-1].norm(dim=1).tolist() for head in (actor, own, central)]
+    assert lengths == [pytest.approx([0.5] * 2), pytest.approx([3.0]), pytest.approx([3.0] * 3)]
+    both = Actor(4, BOX, 3, NetConfig((8,), gain_actor=0.5, gain_critic=3.0, trunk="shared"), draw())
+    assert body(both).weights[-1].norm(dim=1).tolist() == pytest.approx([0.5, 0.5, 3.0])
+    recalls = NetConfig((8,), gain_actor=0.5, gain_critic=3.0, memory="lstm")
+    assert Actor(4, BOX, NAMES, recalls, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([0.5] * 2)
+    assert Critic(4, NAMES, recalls, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([3.0])
+    for w in body(Actor(4, BOX, 3, NetConfig((8,), gain_actor=0.5, share="none"), draw())).weights[-1]:  # [8, 2] of each agent
+        assert w.norm(dim=0).tolist() == pytest.approx([0.5] * 2)
+
+
+@pytest.mark.parametrize(
+    ("share", "rows", "of"),
+    [
+        ("agent_0=a,agent_1=b,agent_2=a", 2, [0, 1, 0]),
+        ("agent_0=a,agent_1=b,agent_2=c", 3, [0, 1, 2]),
+        ("agent_0=a,agent_1=a,agent_2=a", 1, [0, 0, 0]),
+    ],
+)
+def test_standard_deviations_by_name(share: str, rows: int, of: list[int]) -> None:
+    actor = Actor(4, BOX, NAMES, config(share), draw(), log_std=-0.5)
+    assert torch.equal(actor.log_std, torch.full((rows, 2), -0.5))
+    with torch.no_grad():
+        actor.log_std.copy_(torch.arange(rows)[:, None] / 4 + torch.tensor([0.0, 1.0]))
+    pi = actor(torch.zeros(7, 3, 4))
+    assert pi.log_std[6].tolist() == [[k / 4, k / 4 + 1] for k in of]
+    pi.log_std.sum().backward()
+    assert actor.log_std.grad is not None
+    assert actor.log_std.grad.tolist() == [[7.0 * of.count(k)] * 2 for k in range(rows)]  # 7 rows, so many agents
+
+
+# --- modules of one's own ---
+
+MINE = """
+import torch
+from torch import nn
+
+
+class Mine(nn.Module):
+    def __init__(self, width_in, width_out, agents):
+        super().__init__()
+        self.made_for = width_in, width_out, agents
+        self.line = nn.Linear(width_in, width_out)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.line(x))
+
+
+class Twice(Mine):
+    def forward(self, x):
+        return torch.cat((self.line(x), self.line(x)), -1)
+
+
+def number(width_in, width_out, agents):
+    return width_in
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def test_a_module_of_ones_own_stands_in_for_the_perceptrons(mine: str) -> None:
+    net = NetConfig((8,), module=f"{mine}:Mine")
+    made: dict[str, Any] = {
+        "actor": Actor(4, Discrete(5), NAMES, net, draw()),
+        "judging actor": Actor(4, Discrete(5), 3, NetConfig(trunk="shared", module=net.module), draw()),
+        "critic": Critic(4, 3, net, draw()),
+        "central critic": Critic(9, 3, net, draw(), central=True),
+        "with memory": Critic(4, NAMES, NetConfig((8,), module=net.module, memory="gru", memory_width=6), draw()),
+    }
+    asked = {k: head.net.body.made_for for k, head in made.items()}
+    assert asked == {
+        "actor": (4, 5, 3),
+        "judging actor": (4, 6, 3),
+        "critic": (4, 1, 3),
+        "central critic": (9, 1, 3),  # what they share, for each agent
+        "with memory": (4, 6, 3),  # what the memory takes in
+    }
+    x, line = torch.randn(7, 3, 4, generator=draw(1)), made["actor"].net.body.line
+    assert line.training  # as it was before it was tried
+    torch.testing.assert_close(made["actor"].eval()(x).logits[0], x @ line.weight.T + line.bias)
+    state = torch.randn(7, 9, generator=draw(1))
+    assert made["central critic"](state).shape == (7, 3)
+
+
+def test_first_weights_of_a_module_of_ones_own_follow_the_generator_alone(mine: str) -> None:
+    before = torch.random.get_rng_state()
+    first, again, other = (Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), draw(seed)).body.line for seed in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert isinstance(first, nn.Linear)
+    assert isinstance(again, nn.Linear)
+    assert isinstance(other, nn.Linear)
+    torch.manual_seed(5)  # whatever the global one is at
+    later = Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), draw()).body.line
+    assert isinstance(later, nn.Linear)
+    assert torch.equal(first.weight, again.weight)
+    assert torch.equal(first.weight, later.weight)
+    assert not torch.equal(first.weight, other.weight)
+    actor_draws = draw()
+    two = [Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), actor_draws).body.line.weight for _ in range(2)]
+    assert not torch.equal(two[0], two[1])  # a second net is not a copy of the first
+
+
+def test_a_module_may_be_named_by_its_import_path() -> None:
+    assert isinstance(Net(3, 3, 2, NetConfig(module="torch.nn:Identity"), draw()).body, nn.Identity)
+
+
+WRONG = {
+    "{}:Twice": r"--net.module {} made \[2, 3, 4\] of an input \[2, 3, 4\]: it must make \[2, 3, 2\]\.",
+    "{}:number": r"--net.module is {}:number, which makes no nn.Module but int\.",
+    "{}:Mien": r"--net.module is '{}:Mien', and {} has no 'Mien' \(did you mean 'Mine'\?\)\.",
+    "{}.py:Mine": r"there is no file {}\.py\.",
+    "no_such_package.nets:Mine": r"no_such_package.nets could not be loaded: ModuleNotFoundError: .*\.",
+    "{}": r"--net.module is '{}': it takes package.module:Name or file.py:Name\.",
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_modules_that_will_not_do(given: str, mine: str) -> None:
+    with pytest.raises(UserError, match=WRONG[given].replace("{}", mine)):
+        Net(4, 2, 3, NetConfig(module=given.replace("{}", mine)), draw())

@@ -27,8 +27,8 @@ Knobs, and what they do
 
   The critic. `critic` own, team or world; `critic_input` its state, the joined observations, or for each agent the state beside
   its own observation. `value_clip`, `huber`, `value_weight` shape its loss; `lr_critic` its rate; `target_tau` takes values
-  from a slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that stay;
-  the advantage then is the target less the value predicted just before that slice's step.
+  from a slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that
+  stay; the advantage then is the target less the value predicted just before that slice's step.
 
   Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, a class of yours) and `lr_last`;
   `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one trunk for both, memory,
