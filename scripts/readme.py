@@ -53,6 +53,25 @@ def speed() -> str:
     return table(("on", "work: rows x steps", "Shoal, steps/s", "peer", "its steps/s", "Shoal is, times (range)"), rows)
 
 
+def scores() -> str:
+    """From the results of `benchmarks/scores.py`."""
+    sys.path.append(str(README.parent / "benchmarks"))
+    from scores import RESULTS, SCORES
+
+    rows = []
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, result in results.items():
+        runs, score = result["runs"], SCORES[name]
+        seconds = f"{min(r['seconds'] for r in runs):.0f} to {max(r['seconds'] for r in runs):.0f} s"
+        for setting in runs[0]["played"]:
+            played = [r["played"][setting] for r in runs]
+            metrics = list(score.wanted) or list(played[0])
+            seen = "; ".join(f"{m.removeprefix('return/')} {' / '.join(f'{p[m][0]:.2f}' for p in played)}" for m in metrics)
+            command = f"`{result['command'].removeprefix('shoal train ')}`" if not setting else f"the same, {setting}"
+            rows.append((command, seen, seconds if not setting else "", score.beside if not setting else ""))
+    return table(("`shoal train ...`", "`return/...`, seeds 0 / 1 / 2", "trained for", "published, this scale"), rows)
+
+
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -60,7 +79,12 @@ def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def current(text: str) -> str:
     """The README with its tables made anew."""
-    for name, made in (("environments", environments()), ("algorithms", algorithms()), ("speed", speed())):
+    for name, made in (
+        ("environments", environments()),
+        ("algorithms", algorithms()),
+        ("speed", speed()),
+        ("scores", scores()),
+    ):
         begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
         text = re.sub(f"{begin}.*?{end}", lambda _, m=made, b=begin, e=end: f"{b}\n{m}\n{e}", text, flags=re.DOTALL)
     return text

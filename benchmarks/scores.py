@@ -1,0 +1,147 @@
+"""Scores, and the commands that reach them.
+
+    python benchmarks/scores.py                     all of them, three seeds each, into benchmarks/results/scores.json
+    python benchmarks/scores.py mappo-spread-20M    one of them
+    python benchmarks/scores.py --show              what there is, with the commands
+
+Each is trained by the command line as anybody would, seeds 0, 1 and 2 at once, and then played greedily for 100 episodes from
+seeds that training never saw (`shoal eval`). Where two teams learn, each is also set against a random opponent. The budgets
+are for an H200; `--device cpu` takes hours. `make readme` puts the results into the README. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "scores.json"
+SEEDS, EPISODES = 3, 100
+COMMON = "--algo.lr-schedule linear --algo.entropy 0.01 --algo.gamma 0.95"
+
+
+@dataclass(frozen=True)
+class Score:
+    train: str  # the words after `shoal train`
+    wanted: dict[str, float]  # metric -> what every seed must reach; empty: reported
+    teams: tuple[str, ...] = ()  # each is also played against random ones
+    beside: str = ""  # what others have published, on the same scale
+
+
+SCORES = {
+    "mappo-spread": Score(
+        f"mappo simple_spread --steps 100M --envs 4096 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
+        {"return/agents": -7.8},
+        beside="HARL about -6.8, MAPPO's repository -7.5, XuanCe -11.6",
+    ),
+    "mappo-spread-20M": Score(
+        f"mappo simple_spread --steps 20M --envs 1024 --algo.epochs 10 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
+        {"return/agents": -7.8},
+        beside="MAPPO's repository -7.5 (20M)",
+    ),
+    "ippo-spread-20M": Score(
+        f"ippo simple_spread --steps 20M --envs 1024 --algo.epochs 10 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
+        {"return/agents": -9.0},
+        beside="EPyMARL -9.8 (20M)",
+    ),
+    "maa2c-spread-50M": Score(
+        f"maa2c simple_spread --steps 50M --envs 1024 --algo.rollout 5 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
+        {},
+        beside="EPyMARL -9.2 (20M)",
+    ),
+    "mappo-speaker-listener": Score(
+        f"mappo simple_speaker_listener --steps 20M --envs 4096 --algo.lr 1e-3 {COMMON}",
+        {"return/listener": -11.5},
+        beside="EPyMARL -10.7 (20M), HARL -13",
+    ),
+    "mappo-tag": Score(
+        f"mappo simple_tag --steps 50M --envs 4096 --algo.lr 1e-3 {COMMON} --save.best none",
+        {},
+        ("adversary", "agent"),
+        "MARLlib 22.2 against -29.3",
+    ),
+    "mappo-adversary": Score(
+        f"mappo simple_adversary --steps 50M --envs 4096 --algo.lr 1e-3 {COMMON} --save.best none",
+        {},
+        ("adversary", "agent"),
+        "MARLlib agent 8.7, adversary -15.8",
+    ),
+}
+
+
+def shoal(words: list[str]) -> str:
+    done = subprocess.run([sys.executable, "-m", "shoal.cli", *words], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"shoal {shlex.join(words)} failed.")
+    return done.stdout
+
+
+def measure(name: str, device: str, folder: Path) -> dict[str, Any]:
+    """Train all seeds and play them."""
+    score, out = SCORES[name], folder / name
+    quick = ["--device", device, "--log.tensorboard", "false", "--quiet"]
+    shoal(["train", *score.train.split(), "--seeds", str(SEEDS), "--out", str(out), *quick])
+    runs = []
+    for seed in range(SEEDS):
+        run = out / f"seed{seed}"
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        played = {"": play(run, ())}
+        played.update({f"{t} random": play(run, (t,)) for t in score.teams})
+        if score.teams:
+            played["all random"] = play(run, score.teams)
+        runs.append({"seed": seed, "steps": last["step"], "seconds": last["time"], "played": played})
+        print(f"{name} seed {seed}: {last['time']:.0f} s, {played}", flush=True)
+    versions = json.loads((out / "seed0" / "versions.json").read_text())
+    return {"command": f"shoal train {score.train}", "device": versions["device"], "episodes": EPISODES, "runs": runs}
+
+
+def play(run: Path, random: tuple[str, ...]) -> dict[str, list[float]]:
+    """Metric -> mean and half of its 95 % interval."""
+    teams = [word for t in random for word in (f"--team.{t}", "random")]
+    told = json.loads(shoal(["eval", str(run), "--episodes", str(EPISODES), "--json", *teams]))["metrics"]
+    return {k: [v["mean"], v["interval"]] for k, v in told.items() if k.startswith("return/") and k.count("/") == 1}
+
+
+def misses(name: str, result: dict[str, Any]) -> list[str]:
+    """The seeds that did not reach what is wanted, in words."""
+    return [
+        f"{name} seed {r['seed']}: {metric} is {r['played'][''][metric][0]:.2f}, and {least} is wanted"
+        for metric, least in SCORES[name].wanted.items()
+        for r in result["runs"]
+        if r["played"][""][metric][0] < least
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", help="folder for the runs; a temporary one unless told")
+    parser.add_argument("--json", default=str(RESULTS), help="results are added to this file")
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in SCORES:
+            parser.error(f"there is no score {name!r}; there are {', '.join(SCORES)}")
+    if args.show:
+        print("\n".join(f"{name}\n    shoal train {s.train} --seeds {SEEDS}" for name, s in SCORES.items()))
+        return 0
+    path, missed = Path(args.json), []
+    with tempfile.TemporaryDirectory() as made:
+        for name in args.names or SCORES:
+            result = measure(name, args.device, Path(args.out or made))
+            known = json.loads(path.read_text()) if path.exists() else {}
+            path.write_text(json.dumps({**known, name: result}, indent=1) + "\n")
+            missed += misses(name, result)
+    print("\n".join(missed), file=sys.stderr, end="\n" if missed else "")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
