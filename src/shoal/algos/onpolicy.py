@@ -20,7 +20,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from shoal.algos.base import Algorithm, Optimiser, Rollout
 from shoal.algos.sight import Given, Scope, Sight
+from shoal.buffers.minibatches import minibatches, spans
 from shoal.ids import own_object
 from shoal.nets.heads import Actor
 from shoal.nets.layers import NetConfig
@@ -238,7 +238,7 @@ class OnPolicy(Algorithm, ABC):
     def update(self, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
             data = self._data(batch)
-            known = self._unrolled(data)
+            known = self._unroll(data, self.joined(batch.memory.__getitem__, 1))
             data["value"] = known[0]  # in the normaliser's units of now, in which the critic goes on speaking
             told = self._judge(batch, data, known)
             orders = self._orders(batch)
@@ -280,19 +280,18 @@ class OnPolicy(Algorithm, ABC):
         if self.recurrent:
             data["start"] = self.joined(lambda g: batch.frame[g].start, 2)
             data["moves"] = self._moves(batch.frame, 2)
-            data["memory"] = self.joined(batch.memory.__getitem__, 1)  # [B, N, ...] before the first step
         return {k: x for k, x in data.items() if x is not None}
 
-    def _unrolled(self, data: Data) -> tuple[Tensor, Any]:
-        """The critic's values and its memory after each moment. Puts the memories before each moment into `data`."""
-        if not self.recurrent:
-            return self._values(self._judging, self._seen(data)), None
-        start, moves, first = data["start"], data.get("moves"), data["memory"]
-        value, after = self._judging.value(self._seen(data), first[self._judging_name], start, moves)
-        states = {self._judging_name: after}
-        if self.critic is not None:
-            states["actor"] = self.actor.unroll(data["obs"], data.get("legal"), first["actor"], start, moves)[2]
-        data["memory"] = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], states[k]) for k in states}
+    def _unroll(self, data: Data, first: dict[str, Any]) -> tuple[Tensor, Any]:
+        """The critic's values and its memory after each moment, from the memory before the first. Memories before each moment
+        are put into `data`."""
+        name, moment = self._judging_name, (data.get("start"), data.get("moves"))
+        value, after = self._values(self._judging, self._seen(data), first.get(name), *moment)
+        if self.recurrent:
+            states = {name: after}
+            if self.critic is not None:
+                states["actor"] = self.actor.unroll(data["obs"], data.get("legal"), first["actor"], *moment)[2]
+            data["memory"] = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], states[k]) for k in states}
         return value, after
 
     @property
@@ -312,17 +311,11 @@ class OnPolicy(Algorithm, ABC):
         statistics move."""
         critic, mask, first = self._judging if self.target is None else self.target, data.get("mask"), known is not None
         if known is None or self.target is not None:
-            if self.recurrent:
-                memory = tree_map(_first, data["memory"][self._judging_name])
-                known = critic.value(self._seen(data), memory, data["start"], data.get("moves"))
-            else:
-                known = self._values(critic, self._seen(data)), None
+            before = tree_map(_first, data.get("memory", {}).get(self._judging_name))
+            known = self._values(critic, self._seen(data), before, data.get("start"), data.get("moves"))
         value, after = known
-        if self.recurrent:
-            after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
-            value_tp1 = critic.value(self.sight.seen(batch.next), after, None, self._last_seen(batch))[0]
-        else:
-            value_tp1 = self._values(critic, self.sight.seen(batch.next))
+        after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
+        value_tp1, _ = self._values(critic, self.sight.seen(batch.next), after, None, self._last_seen(batch))
         value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
         advantage = self._advantage(batch, value, value_tp1, first)
         target = advantage + value
@@ -375,13 +368,18 @@ class OnPolicy(Algorithm, ABC):
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the reward's own units, [T, B, N], of a critic without memory."""
-        return self._denormalised(self._values(self._judging, self.sight.seen(frame)))
+        return self._denormalised(self._values(self._judging, self.sight.seen(frame))[0])
 
-    def _values(self, critic: Any, seen: Any) -> Tensor:
+    def _values(
+        self, critic: Any, seen: Any, memory: Any = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """What the critic says of [T, B, ...], in slabs of bounded size where it has no memory; and its memory after each."""
+        if self.recurrent:
+            return critic.value(seen, memory, start, moves)
         steps, rows = tree_leaves(seen)[0].shape[:2]
         each = max(1, SLAB // rows)
         slabs = [tree_map(lambda x, t=t: x[t : t + each], seen) for t in range(0, steps, each)]
-        return torch.cat([critic.value(x)[0] for x in slabs])
+        return torch.cat([critic.value(x)[0] for x in slabs]), {}
 
     def _denormalised(self, value: Tensor) -> Tensor:
         return value if self.value_norm is None else self.value_norm.denormalise(value)
@@ -398,22 +396,7 @@ class OnPolicy(Algorithm, ABC):
         steps, rows = data["value"].shape[:2]
         if order is None and (not self.recurrent or self.chunk == steps):
             return [{k: tree_map(_first, x) if k == "memory" else x for k, x in data.items()}]
-
-        def chunks(x: Tensor) -> Tensor:
-            if self.chunk == 1 and order is not None:
-                return x.flatten(0, 1).index_select(0, order)[None]
-            x = x.unflatten(0, (-1, self.chunk)).transpose(0, 1).flatten(1, 2)
-            return x if order is None else x.index_select(1, order)
-
-        def before(x: Tensor) -> Tensor:
-            x = x[:: self.chunk].flatten(0, 1)
-            return x if order is None else x.index_select(0, order)
-
-        chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in data.items()}
-        return [
-            {k: tree_map(lambda x, k=k: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
-            for a, b in spans(steps // self.chunk * rows, self.minibatches)
-        ]
+        return minibatches(data, steps, rows, self.chunk, self.minibatches, order)
 
     def _descend(self, data: Data, going: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
         """One step of actor and critic on one minibatch, where `going` holds; and whether to go on."""
@@ -483,13 +466,6 @@ def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
-
-
-def spans(count: int, pieces: int) -> list[tuple[int, int]]:
-    """`count` things in at most so many pieces, as equal as can be: where each begins and ends."""
-    pieces = min(count, pieces)
-    edges = [count * k // pieces for k in range(pieces + 1)]
-    return list(pairwise(edges))
 
 
 def _first(x: Tensor) -> Tensor:

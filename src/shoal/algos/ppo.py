@@ -64,6 +64,7 @@ from torch import Tensor
 from shoal.algos.onpolicy import Data, OnPolicy
 from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
+from shoal.spec import UserError
 
 
 class PPO(OnPolicy):
@@ -80,6 +81,13 @@ class PPO(OnPolicy):
         value_clip: float | None = 0.2  # how far a (normalised) value may move in an update; none: as far as it likes
         kl_stop: float | None = None  # no further step of the actor in an update once it moved so far; none: all steps
         advantage_every: Literal["rollout", "epoch", "minibatch"] = "rollout"  # how often advantages are computed anew
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.critic_slices and self.advantage_every == "minibatch":
+                raise UserError(
+                    "--algo.critic-slices takes --algo.advantage-every rollout or epoch: the critic learns before the actor."
+                )
 
     clip: Tensor
 
