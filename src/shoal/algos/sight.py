@@ -109,8 +109,7 @@ class Sight(nn.Module):
         if not self.central:
             return Critic(self.encoder(generator), self.agents, self.net, generator)
         if self.crowd:
-            crowd = Crowd(self.around, self.groups, self.agents, self.net, generator)
-            return Critic(crowd, self.agents, self.net, generator)
+            return Critic(Crowd(self.around, self.groups, self.net, generator), self.agents, self.net, generator)
         if self.whole:
             return Critic(Joined(self.around, self.net, generator), self.agents, self.net, generator, central=True)
         width = scope_width(self.spec, self.groups, self.scope, self.given)

@@ -99,23 +99,21 @@ class Image(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017): a query [..., N, W] looks at E keys [..., N, E, W] -> [..., N, W]."""
+    """Multi-head attention (Vaswani et al., 2017) of one query an agent, [..., N, W], over E keys and values [..., N, E, W], or
+    [..., 1, E, W] that all agents look at. Which entity is which follows from its numbers alone."""
 
     def __init__(self, agents: tuple[str, ...] | int, net: NetConfig, generator: torch.Generator):
         super().__init__()
         width, self.heads = net.attention_width, net.heads
-        self.query, self.key, self.value, self.out = (affine(width, width, agents, net, generator) for _ in range(4))
+        self.query, self.out = (affine(width, width, agents, net, generator) for _ in range(2))
 
-    def forward(self, query: Tensor, keys: Tensor, there: Tensor | None = None) -> Tensor:
-        """`there` [..., N, E]: which of the keys are to be looked at; where none is, all are."""
-        keys = keys.transpose(-2, -3)  # [..., E, N, W]: agents last but one, as layers want them
-        q, k, v = (
-            x.unflatten(-1, (self.heads, -1)) for x in (self.query(query)[..., None, :, :], self.key(keys), self.value(keys))
-        )
-        score = (q * k).sum(-1) / k.shape[-1] ** 0.5  # [..., E, N, heads]
+    def forward(self, own: Tensor, keys: Tensor, values: Tensor, there: Tensor | None = None) -> Tensor:
+        """`there` [..., 1, E]: which of them are to be looked at; where none is, all are."""
+        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (self.query(own)[..., None, :], keys, values))
+        score = (q * k).sum(-1) / k.shape[-1] ** 0.5  # [..., N, E, heads]
         if there is not None:
-            score = score.masked_fill(~there.transpose(-1, -2)[..., None], -1e9)
-        return self.out((score.softmax(-3)[..., None] * v).sum(-4).flatten(-2))
+            score = score.masked_fill(~there[..., None], -1e9)
+        return self.out((score.softmax(-2)[..., None] * v).sum(-3).flatten(-2))
 
 
 def kinds_of(group: Group) -> dict[str, list[int]]:
@@ -147,22 +145,31 @@ class Entities(nn.Module):
                 f"the observations of {group.name!r} have no entities to attend to: leave --net.{group.name}.attention at none."
             )
         self.counts, kinds = {**counts_of(group), "self": 1}, kinds_of(group)
-        widths = {k: max(1, len(at) // self.counts[k]) for k, at in kinds.items()}
-        embed = {k: affine(w, net.attention_width, agents, net, generator, 2**0.5, last=True) for k, w in widths.items()}
-        self.embed = nn.ModuleDict(embed)
-        self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
+        width = net.attention_width
+        self.embed = nn.ModuleDict(
+            {
+                k: affine(
+                    max(1, len(at) // self.counts[k]), (2 + (k == "self")) * width, agents, net, generator, 2**0.5, last=True
+                )
+                for k, at in kinds.items()
+            }
+        )  # a key and a value, and of oneself what asks
+        self.attention, self.width = Attention(agents, net, generator), 2 * width
         for k, at in kinds.items():
             self.register_buffer(f"at_{k}", torch.tensor(at, dtype=torch.long), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = {k: x[..., getattr(self, f"at_{k}")] for k in self.embed}
         own = parts.pop("self")
-        own = self.embed["self"](own if own.shape[-1] else torch.ones_like(x[..., :1]))  # [..., N, W]
-        keys = [own[..., None, :]]
+        own, key, value = self.embed["self"](own if own.shape[-1] else torch.ones_like(x[..., :1])).chunk(3, -1)  # [..., N, W]
+        keys, values = [key[..., None, :]], [value[..., None, :]]
         for k, part in parts.items():
-            entities = part.unflatten(-1, (self.counts[k], -1)).transpose(-2, -3)  # [..., E, N, w]
-            keys.append(self.embed[k](entities).transpose(-2, -3))
-        return torch.cat((own, self.attention(own, torch.cat(keys, -2))), -1)
+            entities = part.unflatten(-1, (self.counts[k], -1)).transpose(
+                -2, -3
+            )  # [..., E, N, w]: agents where layers want them
+            key, value = self.embed[k](entities).transpose(-2, -3).chunk(2, -1)  # [..., N, E, W]
+            keys, values = [*keys, key], [*values, value]
+        return torch.cat((own, self.attention(own, torch.cat(keys, -2), torch.cat(values, -2))), -1)
 
 
 class Encoder(nn.Module):
@@ -209,32 +216,23 @@ class Joined(nn.Module):
 class Crowd(nn.Module):
     """Each of our agents looks at the agents of all `groups` by attention: [..., N, width]. The dead are not looked at."""
 
-    def __init__(
-        self,
-        groups: tuple[Group, ...],
-        ours: tuple[str, ...],
-        agents: tuple[str, ...],
-        net: NetConfig,
-        generator: torch.Generator,
-    ):
+    def __init__(self, groups: tuple[Group, ...], ours: tuple[str, ...], net: NetConfig, generator: torch.Generator):
         super().__init__()
-        self.ours = ours
-        one, width = _alike(net), net.attention_width
+        self.ours, one, width = ours, _alike(net), net.attention_width
         encoders = {g.name: Encoder(g, g.agents, one, generator) for g in groups}
-        embed = {g.name: affine(encoders[g.name].width, width, g.n, one, generator, 2**0.5, last=True) for g in groups}
+        embed = {g.name: affine(encoders[g.name].width, 3 * width, g.n, one, generator, 2**0.5, last=True) for g in groups}
         self.encoders, self.embed = nn.ModuleDict(encoders), nn.ModuleDict(embed)
-        self.attention, self.width = Attention(agents, net, generator), 2 * net.attention_width
+        self.attention, self.width = Attention(1, one, generator), 2 * width
 
     def forward(self, x: dict[str, tuple[Any, Tensor | None]]) -> Tensor:
-        tokens = {g: self.embed[g](self.encoders[g](obs)) for g, (obs, _) in x.items()}
-        keys = torch.cat(list(tokens.values()), -2)[..., None, :, :]  # [..., 1, E, W]
-        own = torch.cat([tokens[g] for g in self.ours], -2)  # [..., N, W]
+        tokens = {g: self.embed[g](self.encoders[g](obs)).chunk(3, -1) for g, (obs, _) in x.items()}
+        own = torch.cat([tokens[g][0] for g in self.ours], -2)  # [..., N, W]
+        keys, values = (torch.cat([t[i] for t in tokens.values()], -2)[..., None, :, :] for i in (1, 2))  # [..., 1, E, W]
         there = None
         if any(alive is not None for _, alive in x.values()):
-            each = [torch.ones_like(tokens[g][..., 0], dtype=torch.bool) if a is None else a for g, (_, a) in x.items()]
-            there = torch.cat(each, -1)[..., None, :].expand(*own.shape[:-1], keys.shape[-2])
-        keys = keys.expand(*own.shape[:-1], *keys.shape[-2:])
-        return torch.cat((own, self.attention(own, keys, there)), -1)
+            each = [torch.ones_like(tokens[g][0][..., 0], dtype=torch.bool) if a is None else a for g, (_, a) in x.items()]
+            there = torch.cat(each, -1)[..., None, :]
+        return torch.cat((own, self.attention(own, keys, values, there)), -1)
 
 
 def _alike(net: NetConfig) -> NetConfig:
