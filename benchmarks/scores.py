@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "scores.json"
 SEEDS, EPISODES = 3, 100
-COMMON = "--algo.lr-schedule linear --algo.entropy 0.01 --algo.gamma 0.95"
+COMMON = "--algo.lr-schedule linear --algo.entropy 0.01 --algo.gamma 0.95 --eval.episodes 400"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ SCORES = {
         beside="EPyMARL -9.8 (20M)",
     ),
     "maa2c-spread-50M": Score(
-        f"maa2c simple_spread --steps 50M --envs 1024 --algo.rollout 5 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
+        f"maa2c simple_spread --steps 50M --envs 1024 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
         {},
         beside="EPyMARL -9.2 (20M)",
     ),
@@ -87,14 +89,13 @@ def measure(name: str, device: str, folder: Path) -> dict[str, Any]:
     score, out = SCORES[name], folder / name
     quick = ["--device", device, "--log.tensorboard", "false", "--quiet"]
     shoal(["train", *score.train.split(), "--seeds", str(SEEDS), "--out", str(out), *quick])
+    settings = {"": (), **{f"{t} random": (t,) for t in score.teams}, **({"all random": score.teams} if score.teams else {})}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        games = {(seed, s): pool.submit(play, out / f"seed{seed}", who) for seed in range(SEEDS) for s, who in settings.items()}
     runs = []
     for seed in range(SEEDS):
-        run = out / f"seed{seed}"
-        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-        played = {"": play(run, ())}
-        played.update({f"{t} random": play(run, (t,)) for t in score.teams})
-        if score.teams:
-            played["all random"] = play(run, score.teams)
+        last = json.loads((out / f"seed{seed}" / "metrics.jsonl").read_text().splitlines()[-1])
+        played = {s: games[seed, s].result() for s in settings}
         runs.append({"seed": seed, "steps": last["step"], "seconds": last["time"], "played": played})
         print(f"{name} seed {seed}: {last['time']:.0f} s, {played}", flush=True)
     versions = json.loads((out / "seed0" / "versions.json").read_text())
