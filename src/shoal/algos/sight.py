@@ -78,7 +78,7 @@ class Sight(nn.Module):
             raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")
         self.around = scope_groups(spec, groups, scope)
         self.state_seen = scope == "world" and spec.state is not None and given != "joined"
-        self.crowd = self.central and net.attention in ("critic", "both")
+        self.crowd = self.central and self.attends("critic")
         if self.crowd and given != "state":
             raise UserError(f"a critic with attention over agents takes their observations: leave --algo.critic-input {given}.")
         pictures = any(images_of(g.obs) for g in self.around) and not self.state_seen
@@ -87,7 +87,7 @@ class Sight(nn.Module):
             raise UserError("a critic whose input is `agent` does not take images: take --algo.critic-input joined.")
         make = Running if normaliser is None else own_object(normaliser, "--algo.normaliser")
         looked_at = {*groups, *(g.name for g in self.around)} if normalise else ()
-        tied = net.attention in ("actor", "both")
+        tied = self.attends("actor") or (not self.central and self.attends("critic"))
         self.norms = nn.ModuleDict(
             {
                 g.name: make(n, tied=ties(g)) if tied and g.layout and make is Running else make(n)
@@ -100,14 +100,17 @@ class Sight(nn.Module):
 
     # --- nets that fit ---
 
-    def encoder(self, generator: torch.Generator) -> Encoder:
+    def attends(self, who: str) -> bool:
+        """Whether the actor, or the critic, has attention; they are the same with a shared trunk."""
+        return self.net.attention in (who, "both") or (self.net.trunk == "shared" and self.net.attention != "none")
+
+    def encoder(self, generator: torch.Generator, who: Literal["actor", "critic"] = "actor") -> Encoder:
         """Of the agents' own observations."""
-        attend = self.net.attention in ("actor", "both")
-        return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, attend)
+        return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, self.attends(who))
 
     def critic(self, generator: torch.Generator) -> Critic:
         if not self.central:
-            return Critic(self.encoder(generator), self.agents, self.net, generator)
+            return Critic(self.encoder(generator, "critic"), self.agents, self.net, generator)
         if self.crowd:
             return Critic(Crowd(self.around, self.groups, self.net, generator), self.agents, self.net, generator)
         if self.whole:

@@ -6,7 +6,7 @@
     Joined     the observations of several groups side by side, for a central critic
     Crowd      the same by attention: an agent looks at all agents, whose order is no matter
 
-A prepared observation is a tensor [..., N, width], or where there are images a dict of them and of `vector`.
+A prepared observation is a tensor [..., N, width], or where there are images a dict of them and of VECTOR.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shoal.nets.layers import ACTIVATIONS, NetConfig, affine
 from shoal.spec import Group, Shape, UserError
 
-VECTOR = "vector"
+VECTOR = ""  # the name of the numbers beside the images, which no image has
 LARGE = 36  # pixels from which on an image is large
 CONVOLUTIONS = {True: "32x8/4,64x4/2,64x3/1", False: "16x3/1,32x3/2"}  # large: those of Mnih et al. (2015)
 
@@ -87,7 +87,8 @@ class Image(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[:-3]
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
-        x = x.flatten(0, -4) if self.sets == 1 else x.flatten(0, -5).flatten(1, 2)  # [M, C, H, W], or agents' side by side
+        side_by_side = x.shape[-3] * (1 if self.sets == 1 else self.n)
+        x = x.reshape(-1, side_by_side, *x.shape[-2:])  # [M, C, H, W]; or [M, N C, H, W], agents side by side
         for w, b, stride in zip(self.weights, self.biases, self.strides, strict=True):
             if self.sets > 1:
                 w = w.unflatten(0, (self.sets, -1))[self.owners].flatten(0, 1)
@@ -142,7 +143,7 @@ class Entities(nn.Module):
         super().__init__()
         if not any(s.entity != "self" for s in group.layout):
             raise UserError(
-                f"the observations of {group.name!r} have no entities to attend to: leave --net.{group.name}.attention at none."
+                f"the observations of {group.name!r} have no layout of entities to attend to: take --net.attention none."
             )
         self.counts, kinds = {**counts_of(group), "self": 1}, kinds_of(group)
         width = net.attention_width
@@ -178,9 +179,11 @@ class Encoder(nn.Module):
     def __init__(self, group: Group, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, attend: bool = False):
         super().__init__()
         vector, images = vector_width(group.obs), images_of(group.obs)
-        if attend and isinstance(group.obs, dict):
-            raise UserError(f"the observations of {group.name!r} are named parts, which attention does not take.")
-        self.entities = Entities(group, agents, net, generator) if attend and not images else None
+        if attend and (images or isinstance(group.obs, dict)):
+            raise UserError(
+                f"--net.attention takes flat observations, and those of {group.name!r} are pictures or named parts."
+            )
+        self.entities = Entities(group, agents, net, generator) if attend else None
         encoders = {k: Image(s, agents, net, generator) for k, s in images.items()}
         self.images = nn.ModuleDict(encoders)
         self.width = (vector if self.entities is None else self.entities.width) + sum(m.width for m in encoders.values())

@@ -43,7 +43,7 @@ class Net(nn.Module):
         inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
         front = replace(net, hidden=net.hidden[:-1])
         self.body = own_module(net, width, inside, agents, generator) or MLP(
-            width, inside, agents, front, generator, net.gain or 2**0.5, last=True
+            width, inside, agents, front, generator, front.hidden_gain, last=True
         )
         self.memory = Memory(inside, agents, net, generator)
         self.out = affine(net.memory_width, width_out, agents, net, generator, gain)
@@ -167,16 +167,21 @@ def own_module(
     cls = own_object(net.module, "--net.module")
     n = agents if isinstance(agents, int) else len(agents)
     seed = int(torch.randint(2**31, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = cls(width_in, width_out, n)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            module = cls(width_in, width_out, n)
+            out = module.eval()(torch.zeros(2, n, width_in))  # lazy layers draw their weights here
+    except Exception as e:  # whatever the user's class does
+        raise UserError(
+            f"--net.module is {net.module}, which could not be made with ({width_in}, {width_out}, {n}) and tried on an input "
+            f"{[2, n, width_in]}: {type(e).__name__}: {e}."
+        ) from e
     if not isinstance(module, nn.Module):
         raise UserError(f"--net.module is {net.module}, which makes no nn.Module but {type(module).__name__}.")
-    with torch.no_grad():
-        shape = tuple(module.eval()(torch.zeros(2, n, width_in)).shape)
-    module.train()
-    if shape != (2, n, width_out):
+    shape = list(getattr(out, "shape", ()))
+    if shape != [2, n, width_out]:
         raise UserError(
-            f"--net.module {net.module} made {list(shape)} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
+            f"--net.module {net.module} made {shape} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
         )
-    return module
+    return module.train()

@@ -69,9 +69,7 @@ class NetConfig:
     trunk: Literal["own", "shared"] = "own"  # shared: actor and critic are one net, with one optimiser and one gradient clip
     memory: Literal["none", "gru", "lstm"] = "none"  # what carries over from step to step, in actor and critic
     memory_width: int = 64  # numbers an agent remembers
-    attention: Literal["none", "actor", "critic", "both"] = (
-        "none"  # actor: over the entities it sees; central critic: over agents
-    )
+    attention: Literal["none", "actor", "critic", "both"] = "none"  # over the entities one sees; a central critic: over agents
     attention_width: int = 64  # numbers an entity is made into
     heads: int = 4  # of the attention
     convolutions: str = "auto"  # for images: channels x kernel / stride of each layer, as 32x8/4,64x4/2,64x3/1; auto: by size
@@ -95,6 +93,10 @@ class NetConfig:
             )
 
     @property
+    def hidden_gain(self) -> float:
+        return self.gain or (5 / 3 if self.activation == "tanh" else math.sqrt(2))
+
+    @property
     def one_set(self) -> bool:
         return self.share in ("id", "plain")
 
@@ -104,7 +106,10 @@ class NetConfig:
         if self.one_set or self.share == "none":
             return (0,) * n if self.one_set else tuple(range(n))
         assert not isinstance(agents, int), "sets of weights by name need agents with names"
-        given = dict(pair.strip().partition("=")[::2] for pair in self.share.split(","))
+        pairs = [[word.strip() for word in pair.partition("=")[::2]] for pair in self.share.split(",")]
+        given = dict(pairs)
+        if len(given) < len(pairs):
+            raise UserError(f"--net.share is {self.share}: it names an agent twice.")
         for name in given:
             if name not in agents:
                 raise UserError(
@@ -142,11 +147,10 @@ class MLP(nn.Module):
         self.fused = False  # one kernel each way
         have_ids = n if ids and net.share not in ("plain", "none") and n > 1 else 0
         widths = [width_in, *net.hidden, width_out]
-        hidden_gain = net.gain or (math.sqrt(2) if net.activation != "tanh" else 5 / 3)
         weights, biases, scales = [], [], []
         for k, (a, b) in enumerate(pairwise(widths)):
             final = k == len(widths) - 2
-            gains = gain if final else hidden_gain
+            gains = gain if final else net.hidden_gain
             extra = have_ids if k == 0 else 0
             each = [_first(b, a + extra, gains, net.init, generator) for _ in range(self.sets)]
             if extra:  # the one-hot id's columns: what they add is a bias for each agent

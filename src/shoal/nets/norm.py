@@ -51,9 +51,9 @@ class Running(nn.Module):
             mean = (x * weight).sum(0) / n.clamp(min=1)
             var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)
         if self.share is not None:
-            square = self.share @ (var + mean.square())
-            mean = self.share @ mean
-            var = square - mean.square()
+            pooled = self.share @ mean
+            var = self.share @ (var + (mean - pooled).square())
+            mean = pooled
         total = self.count + n
         delta = mean - self.mean
         share = n / total.clamp(min=1)
