@@ -231,6 +231,22 @@ class Twice(Mine):
         return torch.cat((self.line(x), self.line(x)), -1)
 
 
+class Lazy(Mine):
+    def __init__(self, *widths):
+        super().__init__(*widths)
+        self.line = nn.LazyLinear(widths[1])
+
+
+class Pair(Mine):
+    def forward(self, x):
+        return x, x
+
+
+class Bad(Mine):
+    def forward(self, x):
+        raise ValueError("not today")
+
+
 def number(width_in, width_out, agents):
     return width_in
 """
@@ -266,22 +282,18 @@ def test_a_module_of_ones_own_stands_in_for_the_perceptrons(mine: str) -> None:
     assert made["central critic"](state).shape == (7, 3)
 
 
-def test_first_weights_of_a_module_of_ones_own_follow_the_generator_alone(mine: str) -> None:
+@pytest.mark.parametrize("name", ["Mine", "Lazy"])
+def test_first_weights_of_a_module_of_ones_own_follow_the_generator_alone(mine: str, name: str) -> None:
+    def weight(generator: torch.Generator) -> Any:
+        return Net(4, 2, 3, NetConfig(module=f"{mine}:{name}"), generator).body.line.weight
+
     before = torch.random.get_rng_state()
-    first, again, other = (Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), draw(seed)).body.line for seed in (0, 0, 1))
+    first, other, ours = weight(draw(0)), weight(draw(1)), draw(0)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert isinstance(first, nn.Linear)
-    assert isinstance(again, nn.Linear)
-    assert isinstance(other, nn.Linear)
-    torch.manual_seed(5)  # whatever the global one is at
-    later = Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), draw()).body.line
-    assert isinstance(later, nn.Linear)
-    assert torch.equal(first.weight, again.weight)
-    assert torch.equal(first.weight, later.weight)
-    assert not torch.equal(first.weight, other.weight)
-    actor_draws = draw()
-    two = [Net(4, 2, 3, NetConfig(module=f"{mine}:Mine"), actor_draws).body.line.weight for _ in range(2)]
-    assert not torch.equal(two[0], two[1])  # a second net is not a copy of the first
+    torch.rand(3)  # wherever the global one is
+    assert torch.equal(first, weight(ours))
+    assert not torch.equal(first, weight(ours))  # a second net is no copy of the first
+    assert not torch.equal(first, other)
 
 
 def test_a_module_may_be_named_by_its_import_path() -> None:
@@ -289,16 +301,21 @@ def test_a_module_may_be_named_by_its_import_path() -> None:
 
 
 WRONG = {
-    "{}:Twice": r"--net.module {} made \[2, 3, 4\] of an input \[2, 3, 4\]: it must make \[2, 3, 2\]\.",
-    "{}:number": r"--net.module is {}:number, which makes no nn.Module but int\.",
-    "{}:Mien": r"--net.module is '{}:Mien', and {} has no 'Mien' \(did you mean 'Mine'\?\)\.",
-    "{}.py:Mine": r"there is no file {}\.py\.",
-    "no_such_package.nets:Mine": r"no_such_package.nets could not be loaded: ModuleNotFoundError: .*\.",
-    "{}": r"--net.module is '{}': it takes package.module:Name or file.py:Name\.",
+    "FILE:Twice": "--net.module FILE:Twice made [2, 3, 4] of an input [2, 3, 4]: it must make [2, 3, 2].",
+    "FILE:Pair": "--net.module FILE:Pair made [] of an input [2, 3, 4]: it must make [2, 3, 2].",
+    "FILE:Bad": "--net.module is FILE:Bad, which could not be made with (4, 2, 3) and tried on an input [2, 3, 4]: "
+    "ValueError: not today.",
+    "FILE:number": "--net.module is FILE:number, which makes no nn.Module but int.",
+    "FILE:Mien": "--net.module is 'FILE:Mien', and FILE has no 'Mien' (did you mean 'Mine'?).",
+    "FILE.py:Mine": "there is no file FILE.py.",
+    "no_such.nets:Mine": "--net.module is 'no_such.nets:Mine', and no_such.nets could not be loaded: "
+    "ModuleNotFoundError: No module named 'no_such'.",
+    "FILE": "--net.module is 'FILE': it takes package.module:Name or file.py:Name.",
 }
 
 
 @pytest.mark.parametrize("given", WRONG)
 def test_modules_that_will_not_do(given: str, mine: str) -> None:
-    with pytest.raises(UserError, match=WRONG[given].replace("{}", mine)):
-        Net(4, 2, 3, NetConfig(module=given.replace("{}", mine)), draw())
+    with pytest.raises(UserError) as told:
+        Net(4, 2, 3, NetConfig(module=given.replace("FILE", mine)), draw())
+    assert str(told.value) == WRONG[given].replace("FILE", mine)

@@ -128,6 +128,13 @@ def test_far_from_zero_the_variance_stays() -> None:
     check(running, torch.cat(seen), 1e-9)
 
 
+def test_ties_far_from_zero_do_not_cancel() -> None:
+    running = Running(5, tied=[[0, 1, 2, 3, 4]])
+    running.update(torch.full((10, 5), 496256.59375))
+    assert running.scale.isfinite().all()
+    assert float(running.var.abs().max()) < 1e-12
+
+
 def test_statistics_are_saved_and_have_no_gradient() -> None:
     running = Running(2)
     state = running.state_dict()
@@ -138,3 +145,43 @@ def test_statistics_are_saved_and_have_no_gradient() -> None:
     assert [b.data_ptr() for b in running.buffers()] == addresses
     assert not any(b.requires_grad for b in running.buffers())
     assert list(running.parameters()) == []
+
+
+# --- numbers whose statistics are one ---
+
+
+def test_tied_numbers_have_one_mean_and_one_variance() -> None:
+    running = Running(3, tied=[[0, 2]])
+    running.update(torch.tensor([[1.0, 10.0, 3.0], [5.0, 20.0, 7.0]]))
+    # 1, 5, 3, 7: mean 4, variance (9 + 1 + 1 + 9) / 4 = 5; alone: 10, 20: mean 15, variance 25
+    assert running.mean.tolist() == pytest.approx([4.0, 15.0, 4.0], abs=1e-12)
+    assert running.var.tolist() == pytest.approx([5.0, 25.0, 5.0], abs=1e-12)
+    assert running.count.item() == 2
+    running.update(torch.tensor([[9.0, 30.0, 11.0]]))
+    # 1, 3, 5, 7, 9, 11: mean 6, variance (25 + 9 + 1) / 3 = 35/3; alone: 10, 20, 30: mean 20, variance 200/3
+    assert running.mean.tolist() == pytest.approx([6.0, 20.0, 6.0], abs=1e-12)
+    assert running.var.tolist() == pytest.approx([35 / 3, 200 / 3, 35 / 3], abs=1e-12)
+    x = torch.tensor([8.0, 20.0, 8.0])
+    assert running.normalise(x).tolist() == pytest.approx([2 / math.sqrt(35 / 3), 0.0, 2 / math.sqrt(35 / 3)], abs=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_merged_batches_with_ties_are_one_pass_over_the_pool(masked: bool) -> None:
+    """Two ties, one of two and one of three numbers, and a number alone; batches of unequal size, scale and place."""
+    running, ties, seen = Running(6, tied=[[0, 3], [5, 1, 2]]), [[0, 3], [1, 2, 5], [4]], []
+    for k, (n, scale, shift) in enumerate([(1, 1.0, 5.0), (7, 3.0, -2.0), (64, 0.1, 30.0), (8, 9.0, 0.0)]):
+        x = normal(n, 6, seed=k) * scale + shift * normal(6, seed=50 + k)
+        mask = torch.rand(n, generator=torch.Generator().manual_seed(k)) < 0.6 if masked else None
+        running.update(x, mask)
+        seen.append(x if mask is None else x[mask])
+        pool = torch.cat(seen)
+        for places in ties:
+            for i in places:
+                assert running.mean[i].item() == pytest.approx(pool[:, places].mean().item(), rel=1e-9, abs=1e-9)
+                assert running.var[i].item() == pytest.approx(pool[:, places].var(correction=0).item(), rel=1e-9, abs=1e-9)
+        assert running.count.item() == len(pool)
+
+
+def test_ties_are_not_saved() -> None:
+    """They follow from the world, and one pass of the same statistics fits both."""
+    assert set(Running(3, tied=[[0, 2]]).state_dict()) == set(Running(3).state_dict())

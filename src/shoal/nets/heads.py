@@ -171,7 +171,7 @@ def own_module(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             module = cls(width_in, width_out, n)
-            out = module.eval()(torch.zeros(2, n, width_in))  # lazy layers draw their weights here
+            out = module.eval()(torch.zeros(2, n, width_in)) if isinstance(module, nn.Module) else None  # lazy layers draw here
     except Exception as e:  # whatever the user's class does
         raise UserError(
             f"--net.module is {net.module}, which could not be made with ({width_in}, {width_out}, {n}) and tried on an input "
