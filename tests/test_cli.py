@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_environment(capsys, run, tag, tmp_path):
 
 def test_init_names_what_does_not_fit(capsys, run, tmp_path):
     err = refused(capsys, "train", "mappo", "simple_spread", "--init", run, "--net.hidden", "32,64", "--out", tmp_path / "x")
-    assert "actor.body" in err
+    assert "actor.net.body" in err
     assert "[3, 64] there and [3, 32] here" in err
     assert not (tmp_path / "x").exists()
 
@@ -339,7 +339,8 @@ def test_the_algorithm_of_contributing(tmp_path):
     block = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text().split("```python\n")[1].split("```")[0]
     imports = (
         "from dataclasses import dataclass\n"
-        "from shoal.algos.base import Algorithm, Optimiser, Rollout, width_of\n"
+        "from shoal.algos.base import Algorithm, Optimiser, Rollout\n"
+        "from shoal.nets.encoders import vector_width\n"
         "from shoal.nets.heads import Actor\n"
         "from shoal.ops.distributions import noise_of\n"
         "from shoal.ops.losses import masked_mean, masked_sum\n"

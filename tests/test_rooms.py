@@ -36,6 +36,7 @@ GAMMA = re.compile(r"_*(gamma|discount)(s|_\w+)?")
 RECKONING = {"mul", "mul_", "pow", "pow_", "add", "add_", "sub", "sub_", "div", "div_", "addcmul", "addcmul_", "lerp", "prod"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like"}
 DRAWS_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
+SEEDS_FOR_A_WHILE = {"nets/heads.py": ("torch.random.fork_rng", "torch.manual_seed")}  # for a user's own nn.Module, put back
 DRAWS_INSIDE = {"dropout", "gumbel_softmax", "rrelu", "alpha_dropout"}  # functions that draw from the global generator
 
 
@@ -58,6 +59,7 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     for node, module in imports:
         yield from _import(node, module, name)
     steps_foreign = any(module.partition(".")[0] in FOREIGN_WORLDS for _, module in imports) or name == "envs/vector.py"
+    lawful = _seeds_for_a_while(tree, SEEDS_FOR_A_WHILE.get(name, ()))
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call):
@@ -67,7 +69,8 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 yield line, "backward", "only algos/base.py descends"
             if called == "step" and receiver and name != "training/collect.py" and not steps_foreign:
                 inherited = room == "envs" and receiver == "super"
-                if not inherited:
+                remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
+                if not inherited and not remembers:
                     yield line, "step", "only training/collect.py steps a world"
             if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "envs"):
                 yield line, "item", "the logger makes numbers"
@@ -85,16 +88,31 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                     yield line, "step", "only training/collect.py steps a world"
             if dotted == "torch.distributed" and name != "training/distributed.py":
                 yield line, "distributed", "only training/distributed.py speaks to other machines"
-            if dotted in ("np.random", "numpy.random", "torch.random"):
+            if dotted in ("np.random", "numpy.random", "torch.random") and id(node) not in lawful:
                 yield line, "random", f"{dotted} is one generator for everybody"
-            if dotted in ("torch.manual_seed", "torch.seed") or re.fullmatch(
+            seeds = dotted in ("torch.manual_seed", "torch.seed") or re.fullmatch(
                 r"torch\.(cuda|mps|xpu)\.(manual_)?seed(_all)?", dotted
-            ):
+            )
+            if seeds and id(node) not in lawful:
                 yield line, "random", f"{dotted} seeds one generator for everybody"
         if isinstance(node, ast.BinOp) and (_is_gamma(node.left) or _is_gamma(node.right)) and not _may_discount(name):
             yield line, "gamma", "arithmetic in gamma belongs to ops/returns.py"
         if isinstance(node, ast.AugAssign) and (_is_gamma(node.target) or _is_gamma(node.value)) and not _may_discount(name):
             yield line, "gamma", "arithmetic in gamma belongs to ops/returns.py"
+
+
+def _seeds_for_a_while(tree: ast.Module, names: tuple[str, ...]) -> set[int]:
+    """The nodes of a `with` over the first of `names` that speak of them: inside, and in its head, alone."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if names and isinstance(node, ast.With) and any(_forks(item.context_expr, names[0]) for item in node.items):
+            whole = [x for x in ast.walk(node) if isinstance(x, ast.Attribute) and _dotted(x) in names]
+            found |= {id(part) for x in whole for part in ast.walk(x)}
+    return found
+
+
+def _forks(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and _dotted(node.func) == name
 
 
 def _may_discount(name: str) -> bool:
@@ -212,6 +230,8 @@ PLANTED = [
     ("tools/watch.py", "self.worlds[0].step(a)", "step"),
     ("training/graph.py", "f = torch.compile(env.step)", "step"),
     ("envs/mpe/simple.py", "inner.step(a)", "step"),
+    ("nets/heads.py", "self.env.step(a)", "step"),
+    ("training/loop.py", "self.memory.step(a)", "step"),
     ("algos/ppo.py", "y = r + gamma * v", "gamma"),
     ("algos/ppo.py", "y = r + c.gamma * v", "gamma"),
     ("buffers/replay.py", "x = 1 - self.config.discount", "gamma"),
@@ -272,6 +292,12 @@ PLANTED = [
     ("envs/base.py", "x = torch.rand(3)", "random"),
     ("algos/ppo.py", "x = torch.randperm(n, device=d)", "random"),
     ("algos/ppo.py", "x = torch.randn_like(y)", "random"),
+    ("nets/layers.py", "with torch.random.fork_rng(): torch.manual_seed(0)", "random"),
+    ("algos/heads.py", "with torch.random.fork_rng(): torch.manual_seed(0)", "random"),
+    ("nets/heads.py", "torch.manual_seed(0)", "random"),  # for good
+    ("nets/heads.py", "state = torch.random.get_rng_state()", "random"),
+    ("nets/heads.py", "with torch.random.fork_rng(): x = torch.rand(3)", "random"),
+    ("nets/heads.py", "with torch.random.fork_rng(): x = torch.cuda.manual_seed_all(3)", "random"),
     ("nets/layers.py", "w.normal_(0, 1)", "random"),
     ("nets/layers.py", "x = nn.functional.dropout(x, 0.1)", "random"),
     ("utils.py", "x = 1", "attic"),
@@ -314,6 +340,8 @@ LAWFUL = [
     ("tools/plot.py", "from shoal.training.run import Run\nimport numpy as np\nimport json"),
     ("api.py", "from shoal.training.loop import Loop\nimport torch"),
     ("__init__.py", "import importlib\nimportlib.import_module('shoal.api')"),
+    ("nets/heads.py", "with torch.random.fork_rng(devices=[]):\n    torch.manual_seed(seed)\n    module = cls(3)"),
+    ("nets/heads.py", "after = self.memory.step(x, state)"),
     ("training/seeds.py", "g = torch.Generator(device=device).manual_seed(seed)"),
     ("training/collect.py", "x = torch.rand(3, generator=g)\nfrom shoal.algos.random import Random"),
     (

@@ -1,4 +1,4 @@
-"""What every algorithm stands on: the one place that descends, what critics see, and who is refused."""
+"""What every algorithm stands on: the one place that descends, and who is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, Optimiser, Rollout, fits, flat, scope_input, scope_width, width_of
+from shoal.algos.base import Algorithm, Optimiser, Rollout, fits
 from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Space, UserError, View, tree_map
 
@@ -280,78 +280,6 @@ def test_what_fits_is_not_refused() -> None:
     # only the groups that it is bound to matter
     fits(type("Some", (Fake,), {"takes": ("discrete",)}), spec, ["agents"])
     fits(type("Some", (Fake,), {"mortal": False}), spec, ["b"])
-
-
-# --- what critics see ---
-
-SPEC = EnvSpec(
-    (group("a", 2, (2,), team="red", mortal=True), group("b", 1, (3,), team="blue"), group("c", 1, (1, 2), team="red"))
-)
-
-
-def frame(lead: tuple[int, ...] = (1,), state: Tensor | None = None) -> Frame:
-    """a sees 1 2 and 3 4, of whom the second is dead; b sees 5 6 7; c sees 8 9."""
-
-    def view(obs: Any, alive: list[bool]) -> View:
-        x, live = torch.tensor(obs), torch.tensor(alive)
-        live = live.expand(*lead, *live.shape)
-        return View(x.expand(*lead, *x.shape), live, live, live)
-
-    return Frame(
-        {"a": view([[1.0, 2], [3, 4]], [True, False]), "b": view([[5.0, 6, 7]], [True]), "c": view([[[8, 9]]], [True])}, state
-    )
-
-
-@pytest.mark.parametrize("lead", [(1,), (4, 1), (6, 4)])
-def test_scopes(lead: tuple[int, ...]) -> None:
-    f = frame(lead)
-    cases: list[tuple[str, str, list[float]]] = [
-        ("a", "team", [1, 2, 0, 0, 8, 9]),  # the dead are zeros; its own team alone, in the world's order
-        ("c", "team", [1, 2, 0, 0, 8, 9]),
-        ("b", "team", [5, 6, 7]),
-        ("a", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
-        ("b", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
-    ]
-    for name, scope, expected in cases:
-        out = scope_input(SPEC, (name,), scope, f, flat)  # type: ignore[arg-type]
-        assert out.shape == (*lead, len(expected))
-        assert out.dtype == torch.float32
-        assert torch.equal(out, torch.tensor(expected).float().expand_as(out))
-        assert scope_width(SPEC, (name,), scope) == len(expected)  # type: ignore[arg-type]
-    assert [scope_width(SPEC, (g,), "own") for g in "abc"] == [2, 3, 2]
-
-
-def test_the_worlds_own_state() -> None:
-    spec = EnvSpec(SPEC.groups, state=5)
-    state = torch.arange(5).expand(3, 5)
-    assert scope_width(spec, ("a",), "world") == 5
-    out = scope_input(spec, ("a",), "world", frame((3,), state), flat)
-    assert torch.equal(out, state.float())
-    assert out.dtype == torch.float32
-    assert scope_input(spec, ("a",), "team", frame((3,), state), flat).shape == (3, 6)  # a team's view is its own
-    assert scope_width(spec, ("a",), "team") == 6
-
-
-def test_what_the_dead_see_reaches_no_critic() -> None:
-    f = frame()
-    f["a"].obs = torch.tensor([[[1.0, 2.0], [math.nan, math.inf]]])
-    assert scope_input(SPEC, ("a",), "team", f, flat).tolist() == [[1, 2, 0, 0, 8, 9]]
-
-
-def test_the_dead_are_zeros_after_what_is_done_to_observations() -> None:
-    """Normalising would move a zero: the dead are blotted out after it, each group by its own."""
-    shift = {"a": 10.0, "c": 20.0}
-    out = scope_input(SPEC, ("a",), "team", frame(), lambda obs, g: flat(obs, g) + shift[g.name])
-    assert out.tolist() == [[11, 12, 0, 0, 28, 29]]
-
-
-def test_flat() -> None:
-    x = torch.arange(24).reshape(2, 3, 4)
-    assert torch.equal(flat(x, group(obs=(4,))), x.float())
-    assert flat(x[..., None].expand(2, 3, 4, 5), group(obs=(4, 5))).shape == (2, 3, 20)
-    assert flat(x[..., 0], group(obs=())).shape == (2, 3, 1)
-    assert flat(x, group(obs=(4,))).dtype == torch.float32
-    assert [width_of(group(obs=o)) for o in ((), (4,), (4, 5))] == [1, 4, 20]
 
 
 # --- peers ---

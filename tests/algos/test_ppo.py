@@ -7,6 +7,7 @@ import torch
 
 from shoal.algos.ppo import PPO
 from shoal.nets.layers import NetConfig
+from shoal.ops.schedules import Now
 from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Pay, View, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
@@ -75,7 +76,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env):
 def test_agents_with_nets_of_their_own_do_not_touch_each_other():
     settings = {
         "rollout": 16,
-        "normalise_advantage": False,
+        "advantage_scope": "none",
         "normalise_value": False,
         "grad_clip": None,
         "normalise_obs": False,
@@ -120,9 +121,11 @@ def test_one_algorithm_for_two_groups_equals_one_group():
 
     obs, after, reward = rand(steps, rows, 3, 4), rand(steps, rows, 3, 4), rand(steps, rows, 3)
     noise = {"agents": rand(steps, rows, 3, 3)}
-    actions, _, extras = whole.act(frame(obs), {"agents": {}}, noise, True)
+    with torch.no_grad():  # as the collector acts
+        actions, _, extras = whole.act(frame(obs), {"agents": {}}, noise, True)
     over = torch.zeros(steps, rows, dtype=torch.bool)
-    batch = Batch(frame(obs), frame(after), actions, {"agents": Pay(reward, ~yes)}, over, extras, {}, {"agents": reward})
+    nothing = {g: {} for g in ("agents", "a", "b")}  # to remember
+    batch = Batch(frame(obs), frame(after), actions, {"agents": Pay(reward, ~yes)}, over, extras, nothing, {"agents": reward})
     batch.noise = rand(whole.draws(steps, rows))
 
     def parts(x):
@@ -132,10 +135,11 @@ def test_one_algorithm_for_two_groups_equals_one_group():
         views = {g: View(*(None if x is None else parts(x)[g] for x in vars(f["agents"]).values())) for g in "ab"}
         return Frame(views)
 
-    theirs, _, left = split.act(cut(frame(obs)), {"a": {}, "b": {}}, parts(noise["agents"]), True)
+    with torch.no_grad():
+        theirs, _, left = split.act(cut(frame(obs)), nothing, parts(noise["agents"]), True)
     assert torch.equal(torch.cat([theirs["a"], theirs["b"]], 2), actions["agents"])
     pays = {g: Pay(parts(reward)[g], parts(~yes)[g]) for g in "ab"}
-    halves = Batch(cut(batch.frame), cut(batch.next), theirs, pays, over, left, {}, parts(reward), batch.noise)
+    halves = Batch(cut(batch.frame), cut(batch.next), theirs, pays, over, left, nothing, parts(reward), batch.noise)
     one_metrics, two_metrics = whole.update(batch), split.update(halves)
     assert all(torch.allclose(one_metrics[k], two_metrics[k], atol=1e-6) for k in one_metrics)
     assert all(torch.allclose(x, split.state_dict()[k], atol=1e-6) for k, x in whole.state_dict().items())
@@ -145,7 +149,7 @@ def test_rates_follow_their_schedule():
     loop = loop_of("mappo", "simple_spread", algo={"lr": 1e-3, "lr_critic": 2e-3, "lr_schedule": "linear", "lr_last": 0.1})
     a = loop.learners[0]
     for progress, share in ((0.0, 1.0), (0.5, 0.55), (1.0, 0.1)):
-        a.tune(progress)
+        a.tune(Now(int(progress * 10_000), 10_000, 0))
         assert float(a.actor_optimiser.rate) == pytest.approx(1e-3 * share)
         assert float(a.critic_optimiser.rate) == pytest.approx(2e-3 * share)
 
@@ -168,7 +172,7 @@ def test_groups_have_settings_of_their_own():
 def test_central_critics_see_their_team_or_the_world():
     for critic, width in (("own", 34), ("team", 4 * 34), ("world", 4 * 34 + 2 * 28)):
         a = loop_of("mappo", "simple_world_comm", algo={"critic": critic}).players.of["adversary"]
-        assert a.critic.body.weights[0].shape[1] == width
+        assert a.critic.net.body.weights[0].shape[1] == width
 
 
 def test_normalisers_move_in_training_alone():
@@ -178,5 +182,5 @@ def test_normalisers_move_in_training_alone():
     loop.players.act(loop.collector.frame, loop.collector.memory, loop.players.noise(torch.Generator(), 8), explore=True)
     assert all(torch.equal(x, before[k]) for k, x in a.state_dict().items())
     a.update(batch)
-    assert float(a.obs_norms["agents"].count) == 16 * 8 * 3
+    assert float(a.sight.norms["agents"].count) == 16 * 8 * 3
     assert dataclasses.asdict(a.config)["normalise_obs"]

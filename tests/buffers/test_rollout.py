@@ -80,6 +80,27 @@ def test_a_tensor_that_is_used_again_is_refused() -> None:
         buffer.take()
 
 
+def test_a_tensor_that_was_written_to_may_stand_before_a_constant() -> None:
+    """A frame that a captured graph carries over is written to, and is in the first record alone: what follows may repeat."""
+    buffer, here = RolloutBuffer(), torch.zeros(2)
+    carried = torch.zeros(2).fill_(7)
+    assert carried._version > 0
+    for x in (carried, here, here):
+        buffer.put({"x": x})
+    assert buffer.take()["x"][:, 0].tolist() == [7.0, 0.0, 0.0]
+
+
+def test_a_tensor_that_is_used_again_is_refused_among_others() -> None:
+    """Wherever it stands, and though others are new, or are constants that nobody wrote to."""
+    for pattern in ("abb", "bab", "bba", "ccbb", "bcbc", "cbcb"):
+        buffer, tensors = RolloutBuffer(), {"a": torch.ones(2), "b": torch.zeros(2), "c": torch.ones(2)}
+        tensors["b"].fill_(1)
+        for name in pattern:
+            buffer.put({"x": tensors[name]})
+        with pytest.raises(UserError, match="it must return new ones each step"):
+            buffer.take()
+
+
 def test_one_record_is_a_copy_of_its_own() -> None:
     """A rollout of one step: what the next take writes must not be in the world's own tensors."""
     buffer = RolloutBuffer()

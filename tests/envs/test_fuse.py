@@ -102,8 +102,10 @@ def pair(cls: type[World], config: Any = None, dtype: torch.dtype = torch.float6
 
 
 def configs(cls: type[World]) -> list[Any]:
-    """The usual config, with every kind of action it has."""
+    """The usual config, with every kind of action and of observation it has."""
     plain = cls.Config()
+    if hasattr(plain, "vector"):  # pictures, and pictures beside numbers
+        return [plain, replace(plain, vector=True, n=2)]
     names = [k for k in ("actions", "pair", "lone") if hasattr(plain, k)]
     kinds = [k for k in KINDS if cls.__name__ != "ProbeIllegal" or k != "continuous"]
     return [replace(plain, **dict.fromkeys(names, kind)) for kind in kinds] if names else [plain]
@@ -120,7 +122,7 @@ def test_a_fused_step_is_the_step(name: str) -> None:
 
 
 def test_every_native_world_is_in_one_list_or_the_other() -> None:
-    assert len(NATIVE) == 24
+    assert len(NATIVE) == 25
     for name in TOO_LARGE:
         world = catalog("envs")[name].load()(rows=ROWS)
         assert "too large for one kernel" in str(world.fuse())
@@ -410,7 +412,7 @@ extern "C" void run(int rows, {pointers}) {{
 @pytest.mark.skipif(shutil.which("g++") is None, reason="CUDA's text is C++, and there is no g++")
 def test_the_text_for_cuda_run_a_thread_at_a_time(tmp_path: Path) -> None:
     """CUDA's text, compiled by a C++ compiler with stand-ins for the grid, gives what C's gives, bit for bit."""
-    for name in ("simple_spread", "simple_crypto", "simple_line", "probe_turns"):
+    for name in ("simple_spread", "simple_crypto", "simple_line", "probe_turns", "probe_image"):
         for phase in ("middle", "last", "any"):
             world = catalog("envs")[name].load()(rows=4)
             program = Program(world, phase)  # type: ignore[arg-type]
@@ -433,7 +435,7 @@ def test_the_text_for_cuda_run_a_thread_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", ["simple_spread", "simple_formation", "probe_turns"])
+@pytest.mark.parametrize("name", ["simple_spread", "simple_formation", "probe_turns", "probe_image"])
 def test_on_cuda(name: str) -> None:
     plain, fused = (catalog("envs")[name].load()(rows=200, device="cuda", dtype=torch.float64) for _ in range(2))
     noise = torch.rand(200, plain.noise, generator=generator()).cuda()

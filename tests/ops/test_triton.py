@@ -29,7 +29,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def perceptron(width_in: int, width_out: int, n: int, share: str, activation: str, hidden: tuple[int, ...] = (64, 64)) -> MLP:
     g = torch.Generator().manual_seed(1)
-    net = MLP(width_in, width_out, n, NetConfig(hidden, activation, share=share), g)  # type: ignore[arg-type]
+    net = MLP(width_in, width_out, n, NetConfig(hidden=hidden, activation=activation, share=share), g)  # type: ignore[arg-type]
     for p in net.parameters():
         p.data += 0.1 * torch.randn(p.shape, generator=g)  # biases too
     return net.to(DEVICE)

@@ -151,7 +151,8 @@ def test_train_log_records_the_model(tmp_path):
     for part in (
         "Model: mappo (PPO) for agents",
         "num_envs: 8",
-        "class PPO(Algorithm)",
+        "class PPO(OnPolicy)",
+        "class OnPolicy(Algorithm, ABC)",
         "class Optimiser",
         '"lr": 0.0007',
         "state_size: [(18,)",

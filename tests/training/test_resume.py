@@ -239,7 +239,7 @@ def test_init_takes_weights_for_those_who_learn_alone(tmp_path):
         assert float(first["agent"]["actor_optimiser.steps"]) in (0, 16)
         if who != "random":
             theirs = two.load("best")["algorithms"]["adversary"]
-            assert torch.equal(first["adversary"]["actor.body.weights.0"], theirs["actor.body.weights.0"])
+            assert torch.equal(first["adversary"]["actor.net.body.weights.0"], theirs["actor.net.body.weights.0"])
 
 
 def test_a_run_of_another_device_is_played_here(tmp_path):
@@ -268,7 +268,7 @@ def test_no_weight_that_is_not_finite_is_ever_saved(tmp_path):
     class Poison(shoal_api.Hook):
         def after_iteration(self, loop):
             if loop.step == 480:
-                loop.learners[0].actor.body.weights[0].data[0, 0] = float("inf")
+                loop.learners[0].actor.net.body.weights[0].data[0, 0] = float("inf")
 
     with pytest.raises(DivergedError):
         shoal_api.train("ippo", "simple", steps=1600, hook=Poison(), out=tmp_path / "r", **QUICK)

@@ -284,7 +284,7 @@ def test_how_many_at_a_time(monkeypatch):
 class Poison(shoal.Hook):
     def after_iteration(self, loop):
         if loop.config.seed == 1 and loop.step == 480:
-            loop.learners[0].actor.body.weights[0].data[0, 0] = float("inf")
+            loop.learners[0].actor.net.body.weights[0].data[0, 0] = float("inf")
 
 
 def test_one_that_diverges_is_named_and_the_others_go_on(tmp_path):
@@ -547,7 +547,7 @@ def test_plot_of_a_folder_is_one_curve(apart, tmp_path):
 def test_diverged_is_still_raised_by_one(tmp_path):
     class Always(shoal.Hook):
         def after_iteration(self, loop):
-            loop.learners[0].actor.body.weights[0].data[0, 0] = float("inf")
+            loop.learners[0].actor.net.body.weights[0].data[0, 0] = float("inf")
 
     with pytest.raises(DivergedError):
         shoal.train("ippo", "simple", steps=1600, hook=Always(), out=tmp_path / "r", **QUICK)

@@ -124,8 +124,10 @@ class Algorithm(nn.Module, ABC):
     def target_actions(self, batch: Batch, group: str) -> Tensor:
         """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D].
         Target nets where there are some, else the current policy's choice. For the critics of peers; no gradient."""
+        steps, rows = batch.over.shape
+        memory = tree_map(lambda x: x.expand(steps, *x.shape), self.memory(rows, batch.over.device))
         with torch.no_grad():
-            actions, _, _ = self.act(batch.next, self.memory(batch.over.shape[1], batch.over.device), None, False)
+            actions, _, _ = self.act(batch.next, memory, None, False)
         chosen, space = actions[group], self.spec[group].action
         if space.kind == "continuous":
             return chosen

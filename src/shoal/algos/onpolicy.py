@@ -257,7 +257,11 @@ class OnPolicy(Algorithm, ABC):
                 steps.append({**metrics, **critic_told})
             if self.lr_kl is not None:
                 kl = torch.stack([s["kl"] for s in steps[began:]]).mean()
-                self._set_rate(schedules.kl_adapted(self.actor_optimiser.rate, kl, self.lr_kl))
+                rate, told_by_it = (
+                    self.actor_optimiser.rate,
+                    self.learning & ~self.wild,
+                )  # else it did not move, or not from itself
+                self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(told_by_it, rate))
         self._follow()
         self.sight.update(batch.frame)  # after the update, so that its ratios began at one
         metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
@@ -273,7 +277,7 @@ class OnPolicy(Algorithm, ABC):
             "obs": sight.obs(batch.frame, 2),
             "seen": sight.seen(batch.frame) if central else None,  # else the same as obs
             "action": self.joined(lambda g: batch.actions[g], 2),
-            "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"], 2),
+            "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"].detach(), 2),
             "legal": self.joined(lambda g: batch.frame[g].legal, 2),
             "mask": mask if mask is None or unsettled is None else mask & ~unsettled,
         }
@@ -336,7 +340,6 @@ class OnPolicy(Algorithm, ABC):
                 self.reward_norm.update(reward, self.mask(batch))
             reward = reward / self.reward_norm.scale
         terminated, cut = self._ends(batch)
-        terminated = terminated if c.time_limit else terminated | cut
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
         return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)
 
@@ -350,7 +353,8 @@ class OnPolicy(Algorithm, ABC):
         """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame."""
         terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
         cut = batch.over[..., None].expand_as(terminated)
-        return terminated, cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+        cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+        return terminated if self.config.time_limit else terminated | cut, cut
 
     def _unsettled(self, batch: Batch) -> Tensor | None:
         """[T, B, N] turns of which too little is known to learn from, in turn-based worlds."""
@@ -412,7 +416,7 @@ class OnPolicy(Algorithm, ABC):
         count, active = _counted(log_prob, mask)
         if self.kl_stop is not None:
             assert going is not None
-            going = going & (metrics["kl"] <= self.kl_stop)
+            going = going & (self.wild | (metrics["kl"] <= self.kl_stop))  # how far it is from random actions is no matter
             metrics["kept"] = going.float()
         if self.critic is None:
             value_loss, mean = self._value_loss(value, data)  # type: ignore[arg-type]

@@ -80,11 +80,13 @@ class Sight(nn.Module):
         self.state_seen = scope == "world" and spec.state is not None and given != "joined"
         self.crowd = self.central and self.attends("critic")
         if self.crowd and given != "state":
-            raise UserError(f"a critic with attention over agents takes their observations: leave --algo.critic-input {given}.")
+            raise UserError(
+                f"--algo.critic-input {given} does not go with attention over agents, which takes their observations."
+            )
         pictures = any(images_of(g.obs) for g in self.around) and not self.state_seen
         self.whole = self.central and (self.crowd or pictures)  # what the critic's encoder is to join
-        if pictures and given == "agent":
-            raise UserError("a critic whose input is `agent` does not take images: take --algo.critic-input joined.")
+        if self.central and given == "agent" and (pictures or images_of(spec[groups[0]].obs)):
+            raise UserError("--algo.critic-input agent does not take pictures: take state or joined.")
         make = Running if normaliser is None else own_object(normaliser, "--algo.normaliser")
         looked_at = {*groups, *(g.name for g in self.around)} if normalise else ()
         tied = self.attends("actor") or (not self.central and self.attends("critic"))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shoal.envs.probe as room
 from shoal.envs.probe.base import Probe, Valued
-from shoal.spec import Box, Frame, tree_leaves
+from shoal.spec import Box, Frame, Group, Shape, View, tree_leaves
 
 torch.set_num_threads(1)
 
@@ -26,6 +26,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "probe_deaths": [{}, {"copy": False, "ghost": 0.0}],
     "probe_delay": [{}, {"n": 2, "actions": "continuous"}],
     "probe_illegal": [{}, {"actions": "multi", "n": 3}],
+    "probe_image": [{}, {"n": 3}, {"vector": True}, {"n": 2, "vector": True}],
     "probe_matrix": [{}, {"payoff": "penalty"}, {"payoff": "penalty", "k": -10.0}],
     "probe_memory": [{}, {"n": 2, "blank": 1}],
     "probe_observation": [{}, {"n": 2}],
@@ -53,6 +54,14 @@ def probe(stem: str) -> type[Probe]:
 def make(stem: str, settings: dict[str, Any], rows: int) -> Probe:
     cls = probe(stem)
     return cls(cls.Config(**settings), rows, dtype=torch.float64)
+
+
+def parts(group: Group, view: View) -> list[tuple[Shape, Tensor]]:
+    """What should be seen, and what is: one tensor, or several that have names."""
+    if not isinstance(group.obs, dict):
+        return [(group.obs, view.obs)]
+    assert view.obs.keys() == group.obs.keys()
+    return [(shape, view.obs[name]) for name, shape in group.obs.items()]
 
 
 def draw(world: Probe, g: torch.Generator) -> Tensor:
@@ -95,7 +104,7 @@ def mean_return(world: Probe, how: str) -> dict[str, float]:
 
 def test_every_probe_is_here() -> None:
     assert set(SETTINGS) == set(STEMS)
-    assert len(STEMS) == 12
+    assert len(STEMS) == 13
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -161,8 +170,9 @@ def test_contract(stem: str, settings: dict[str, Any]) -> None:
         for group in world.spec.groups:
             before, after, fresh, pay = frame[group.name], out.next[group.name], out.frame[group.name], out.pays[group.name]
             for view in (after, fresh):
-                assert view.obs.shape == (64, group.n, *group.obs)
-                assert view.obs.dtype == torch.float64
+                for shape, seen in parts(group, view):
+                    assert seen.shape == (64, group.n, *shape)
+                    assert seen.dtype == (torch.uint8 if len(shape) == 3 else torch.float64)  # pictures are bytes
                 assert view.alive.shape == view.acts.shape == view.start.shape == (64, group.n)
                 assert not (view.acts & ~view.alive).any()
                 assert not (view.start & ~view.alive).any()
@@ -173,7 +183,8 @@ def test_contract(stem: str, settings: dict[str, Any]) -> None:
             assert not (pay.terminated & ~before.alive).any()
             assert not (pay.reward * ~before.alive).any()
             assert pay.reward.shape == pay.terminated.shape == (64, group.n)
-            assert torch.equal(after.obs[~out.over], fresh.obs[~out.over])
+            for seen, again in zip(tree_leaves(after.obs), tree_leaves(fresh.obs), strict=True):
+                assert torch.equal(seen[~out.over], again[~out.over])
             assert (fresh.start[out.over] == fresh.alive[out.over]).all()
             assert not world.spec.common or bool((pay.reward == pay.reward[:, :1]).all())
         frame = out.frame
@@ -196,7 +207,10 @@ def test_same_noise_same_outcome_and_state_round_trip(stem: str, settings: dict[
         a, b = one.step(actions, noise), two.step(actions, noise)
         c = late.step(actions, noise) if t >= cut else a
         assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*map(tree_leaves, (a, b, c)), strict=True))
-        assert all(x.dtype in (dtype, torch.bool, torch.long) for x in tree_leaves(a))
+        seen = [parts(group, f[group.name]) for f in (a.frame, a.next) for group in one.spec.groups]
+        pictures = {id(x) for each in seen for shape, x in each if len(shape) == 3}
+        for x in tree_leaves(a):
+            assert x.dtype in ((torch.uint8,) if id(x) in pictures else (dtype, torch.bool, torch.long))
         frame, other = a.frame, b.frame
 
 

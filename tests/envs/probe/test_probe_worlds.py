@@ -15,6 +15,7 @@ from shoal.envs.probe.probe_copy import ProbeCopy
 from shoal.envs.probe.probe_deaths import ProbeDeaths
 from shoal.envs.probe.probe_delay import ProbeDelay
 from shoal.envs.probe.probe_illegal import ProbeIllegal
+from shoal.envs.probe.probe_image import ProbeImage
 from shoal.envs.probe.probe_matrix import ProbeMatrix
 from shoal.envs.probe.probe_memory import ProbeMemory
 from shoal.envs.probe.probe_observation import ProbeObservation
@@ -280,6 +281,53 @@ def test_illegal_random_by_hand() -> None:
     assert make(ProbeIllegal, actions="multi").answer.random == {"agents": pytest.approx(16 / 3)}
 
 
+DIM = [[(8 * row + column) * 37 % 64 for column in range(8)] for row in range(8)]
+
+
+def picture(left: int, top: int) -> list[list[int]]:
+    """Dim noise, and a spot of 2 x 2 pixels."""
+    return [[255 if r in (top, top + 1) and c in (left, left + 1) else DIM[r][c] for c in range(8)] for r in range(8)]
+
+
+def test_image() -> None:
+    assert DIM[0] == [0, 37, 10, 47, 20, 57, 30, 3]
+    world = make(ProbeImage, 2)
+    assert (world.spec["agents"].obs, world.spec["agents"].action) == ((1, 8, 8), Discrete(4))
+    assert world.noise == 8
+    # corner 1 (top right), one across and two down in it; corner 2 (bottom left), at its own top left
+    frame = world.reset(rand(world, [0.3, 0.4, 0.9, 0.2, 0, 0, 0, 0], [0.5, 0.0, 0.0, 0.9, 0, 0, 0, 0]))
+    assert frame["agents"].obs.dtype == torch.uint8
+    assert frame["agents"].obs[:, 0, 0].tolist() == [picture(5, 2), picture(0, 4)]
+    # the next is of the step's own numbers: corner 3, as far right and down as a spot can be; corner 0
+    noise = rand(world, [0.3, 0.4, 0.9, 0.2, 0.99, 0.99, 0.99, 0], [0.5, 0, 0, 0, 0.2, 0.5, 0.1, 0])
+    rewards = []
+    for t in range(8):
+        corners = [1, 2] if t == 0 else [3, 0]
+        says = [[corners[0]], [corners[1] if t != 3 else 3 - corners[1]]]  # the second errs once
+        out = world.step(long(*says), noise)
+        rewards.append(out.pays["agents"].reward[:, 0].tolist())
+        assert not out.pays["agents"].terminated.any()
+        assert out.over.tolist() == [t == 7] * 2
+        assert out.next["agents"].obs[:, 0, 0].tolist() == [picture(6, 6), picture(1, 0)]
+    assert rewards == [[1.0, 1.0]] * 3 + [[1.0, 0.0]] + [[1.0, 1.0]] * 4
+    assert out.frame["agents"].obs[:, 0, 0].tolist() == [picture(5, 2), picture(0, 4)]  # a new episode's own
+    assert out.frame["agents"].start.all()
+
+
+def test_image_beside_numbers() -> None:
+    """The second number asks for the opposite corner; what was drawn for it is below a half."""
+    world = make(ProbeImage, n=2, vector=True)
+    assert world.spec["agents"].obs == {"picture": (1, 8, 8), "asks": (2,)}
+    start = rand(world, [0.3, 0.4, 0.9, 0.2, 0.3, 0.4, 0.9, 0.5, *[0.0] * 8])  # corner 1 for both; only agent_0 is to oppose
+    frame = world.reset(start)
+    assert frame["agents"].obs["asks"].tolist() == [[[0.0, 1.0], [1.0, 0.0]]]
+    assert frame["agents"].obs["picture"][0, :, 0].tolist() == [picture(5, 2)] * 2
+    assert (frame["agents"].obs["picture"].dtype, frame["agents"].obs["asks"].dtype) == (torch.uint8, torch.float64)
+    assert world.step(long([2, 1]), start).pays["agents"].reward.tolist() == [[1.0, 1.0]]
+    world.reset(start)
+    assert world.step(long([1, 2]), start).pays["agents"].reward.tolist() == [[0.0, 0.0]]
+
+
 def test_memory() -> None:
     world = make(ProbeMemory, 2)
     frame = world.reset(rand(world, [0.1], [0.9]))
@@ -376,6 +424,7 @@ def test_teams_answers() -> None:
         (ProbeConstant, {"actions": "discreet"}),
         (ProbeCopy, {"n": 9}),
         (ProbeIllegal, {"actions": "continuous"}),
+        (ProbeImage, {"n": 0}),
         (ProbeMatrix, {"payoff": "prisoners"}),
         (ProbeMatrix, {"k": 1.0}),
         (ProbeMemory, {"blank": 0}),

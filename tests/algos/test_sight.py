@@ -1,0 +1,121 @@
+"""What nets see: scopes of critics, who is blotted out, and observations in a row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.algos.sight import scope_groups, scope_input, scope_width
+from shoal.nets.encoders import flat, vector_width
+from shoal.spec import Discrete, EnvSpec, Frame, Group, View
+
+torch.set_num_threads(1)
+
+
+def group(name: str, n: int, obs: tuple[int, ...], **more: Any) -> Group:
+    return Group(name, more.pop("team", name), tuple(f"{name}_{i}" for i in range(n)), obs, Discrete(3), **more)
+
+
+def plain(obs: Any, group: Group) -> Tensor:
+    assert not isinstance(group.obs, dict)
+    return flat(obs, group.obs)
+
+
+SPEC = EnvSpec(
+    (group("a", 2, (2,), team="red", mortal=True), group("b", 1, (3,), team="blue"), group("c", 1, (1, 2), team="red"))
+)
+
+
+def frame(lead: tuple[int, ...] = (1,), state: Tensor | None = None) -> Frame:
+    """a sees 1 2 and 3 4, of whom the second is dead; b sees 5 6 7; c sees 8 9."""
+
+    def view(obs: Any, alive: list[bool]) -> View:
+        x, live = torch.tensor(obs), torch.tensor(alive)
+        live = live.expand(*lead, *live.shape)
+        return View(x.expand(*lead, *x.shape), live, live, live)
+
+    return Frame(
+        {"a": view([[1.0, 2], [3, 4]], [True, False]), "b": view([[5.0, 6, 7]], [True]), "c": view([[[8, 9]]], [True])}, state
+    )
+
+
+@pytest.mark.parametrize("lead", [(1,), (4, 1), (6, 4)])
+def test_scopes(lead: tuple[int, ...]) -> None:
+    f = frame(lead)
+    cases: list[tuple[str, str, list[float]]] = [
+        ("a", "team", [1, 2, 0, 0, 8, 9]),  # the dead are zeros; its own team alone, in the world's order
+        ("c", "team", [1, 2, 0, 0, 8, 9]),
+        ("b", "team", [5, 6, 7]),
+        ("a", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
+        ("b", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
+    ]
+    for name, scope, expected in cases:
+        out = scope_input(SPEC, (name,), scope, f, plain)  # type: ignore[arg-type]
+        assert out.shape == (*lead, len(expected))
+        assert out.dtype == torch.float32
+        assert torch.equal(out, torch.tensor(expected).float().expand_as(out))
+        assert scope_width(SPEC, (name,), scope) == len(expected)  # type: ignore[arg-type]
+    assert [scope_width(SPEC, (g,), "own") for g in "abc"] == [2, 3, 2]
+
+
+def test_the_worlds_own_state() -> None:
+    spec = EnvSpec(SPEC.groups, state=5)
+    state = torch.arange(5).expand(3, 5)
+    assert scope_width(spec, ("a",), "world") == 5
+    out = scope_input(spec, ("a",), "world", frame((3,), state), plain)
+    assert torch.equal(out, state.float())
+    assert out.dtype == torch.float32
+    assert scope_input(spec, ("a",), "team", frame((3,), state), plain).shape == (3, 6)  # a team's view is its own
+    assert scope_width(spec, ("a",), "team") == 6
+
+
+def test_what_the_dead_see_reaches_no_critic() -> None:
+    f = frame()
+    f["a"].obs = torch.tensor([[[1.0, 2.0], [math.nan, math.inf]]])
+    assert scope_input(SPEC, ("a",), "team", f, plain).tolist() == [[1, 2, 0, 0, 8, 9]]
+
+
+def test_the_dead_are_zeros_after_what_is_done_to_observations() -> None:
+    """Normalising would move a zero: the dead are blotted out after it, each group by its own."""
+    shift = {"a": 10.0, "c": 20.0}
+    out = scope_input(SPEC, ("a",), "team", frame(), lambda obs, g: plain(obs, g) + shift[g.name])
+    assert out.tolist() == [[11, 12, 0, 0, 28, 29]]
+
+
+def test_flat() -> None:
+    x = torch.arange(24).reshape(2, 3, 4)
+    assert torch.equal(flat(x, (4,)), x.float())
+    assert flat(x[..., None].expand(2, 3, 4, 5), (4, 5)).shape == (2, 3, 20)
+    assert flat(x[..., 0], ()).shape == (2, 3, 1)
+    assert flat(x, (4,)).dtype == torch.float32
+    assert [vector_width(o) for o in ((), (4,), (4, 5))] == [1, 4, 20]
+
+
+def test_named_parts_and_images_have_widths_apart() -> None:
+    assert vector_width((3, 8, 8)) == 0
+    assert vector_width({"picture": (1, 8, 8), "asks": (2,), "grid": (4, 5), "one": ()}) == 23
+
+
+def test_groups_around() -> None:
+    def names(scope: str, *groups: str) -> list[str]:
+        return [g.name for g in scope_groups(SPEC, groups, scope)]  # type: ignore[arg-type]
+
+    assert names("own", "c", "a") == ["c", "a"]  # as they were bound
+    assert names("team", "c") == names("team", "a") == ["a", "c"]
+    assert names("team", "b") == ["b"]
+    assert names("world", "b") == ["a", "b", "c"]
+
+
+def test_what_is_given_of_a_world_that_has_a_state() -> None:
+    spec, f = EnvSpec(SPEC.groups, state=5), frame((3,), torch.arange(5).expand(3, 5))
+    joined = [1.0, 2, 0, 0, 5, 6, 7, 8, 9]
+    for given, expected in (("state", [0.0, 1, 2, 3, 4]), ("joined", joined), ("agent", [0.0, 1, 2, 3, 4])):
+        assert scope_input(spec, ("b",), "world", f, plain, given).tolist() == [expected] * 3  # type: ignore[arg-type]
+        assert scope_width(spec, ("b",), "world", given) == len(expected)  # type: ignore[arg-type]
+        assert scope_input(SPEC, ("b",), "world", frame((3,)), plain, given).tolist() == [joined] * 3  # type: ignore[arg-type]
+        assert scope_width(SPEC, ("b",), "world", given) == len(joined)  # type: ignore[arg-type]
+        assert scope_width(spec, ("b",), "team", given) == 3  # type: ignore[arg-type]
