@@ -145,9 +145,17 @@ def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
         with torch.cuda.stream(stream):
             return work()
     except (RuntimeError, MemoryError) as e:
-        if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e):
-            raise UserError("there is not enough memory for so much: take fewer --envs, or smaller nets.") from None
+        if no_room(e):
+            raise UserError(NO_ROOM) from None
         raise
+
+
+NO_ROOM = "there is not enough memory for so much: take fewer --envs, a shorter --algo.rollout or smaller nets."
+
+
+def no_room(e: Exception) -> bool:
+    """Whether it was memory that ran out."""
+    return isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e)
 
 
 def _drive(config: RunConfig, score_name: str, jobs: dict[Job, int], loops: list[Loop], streams: list[Any]) -> Several:
@@ -272,7 +280,8 @@ class Policy:
         self, observations: dict[str, Any], memory: Any = None, masks: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], Any]:
         """Greedy actions for the agents that `observations` names, in the space's own units, and the memory to pass
-        back in. Begin an episode with memory none. `masks` are the legal actions, where the world has such."""
+        back in. Begin an episode with memory none. Name all agents that are there; in turn-based worlds those to move.
+        `masks` are the legal actions, where the world has such."""
         memory, there = (self.players.memory(1, self.device), ()) if memory is None else memory
         known = {name for g in self.spec.groups for name in g.agents}
         for name in (*observations, *(masks or {})):
@@ -287,7 +296,8 @@ class Policy:
             for name, a in zip(g.agents, values, strict=True):
                 if name in observations:
                     actions[name] = int(a) if g.action.shape == () else a
-        return actions, (memory, tuple(observations))
+        present = {*there, *observations} if self.spec.turns else observations  # who waits for its turn is not gone
+        return actions, (memory, tuple(present))
 
     def _view(self, g: Group, observations: dict[str, Any], masks: dict[str, Any], there: tuple[str, ...]) -> View:
         """What a group sees; agents that were not `there` in the last step begin."""

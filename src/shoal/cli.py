@@ -183,6 +183,7 @@ def resume(words: list[str], flags: dict[str, str]) -> int:
 
 def _train(work: Any) -> int:
     """Run a loop, or several, to the end and say what came of it."""
+    from shoal.api import NO_ROOM, no_room
     from shoal.training.loop import DivergedError
     from shoal.training.several import Several
 
@@ -195,6 +196,11 @@ def _train(work: Any) -> int:
         return 1
     except OSError as e:
         print(f"shoal: the run could not be written, and stopped: {e}.", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as e:
+        if not no_room(e):
+            raise
+        print(f"shoal: the run stopped: {NO_ROOM}", file=sys.stderr)
         return 1
     if isinstance(loop, Several):
         return _summary(loop)

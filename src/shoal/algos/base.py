@@ -48,7 +48,6 @@ class Algorithm(nn.Module, ABC):
     pay: ClassVar[Literal["any", "common"]] = "any"  # common: a team's agents must be paid alike
     turns: ClassVar[bool] = True  # can play turn-based worlds
     mortal: ClassVar[bool] = True  # can take agents that die or arrive late
-    recalls: ClassVar[bool] = False  # carries memory: can solve what needs it
     learns: ClassVar[bool] = True
     greedy: ClassVar[bool] = True  # evaluated without noise; else it draws there as well
 
@@ -190,7 +189,9 @@ class Optimiser(nn.Module):
 
     def __init__(self, modules: Iterable[nn.Module], rate: float, decay: float = 0.0, clip: float | None = None):
         super().__init__()
-        params = [p for m in modules for p in m.parameters()]
+        params = [p for m in modules for p in m.parameters() if p.requires_grad]
+        if not params:
+            raise UserError("there is nothing to learn: the net has no parameters that want gradients.")
         device = params[0].device
         flat = torch.cat([p.detach().reshape(-1) for p in params])
         at = 0

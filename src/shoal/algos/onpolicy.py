@@ -2,16 +2,19 @@
 
 An update goes so:
 
-    1. the critic values all moments and the true next ones, in large batches of bounded size; with memory, the whole rollout is
-       unrolled from the memory before its first step, and the next moments are one more step from the memory after each;
+    1. the critic values all moments and the true next ones, in large batches of bounded size; with memory, the whole rollout at
+       once is unrolled from the memory before its first step, and the next moments are one more step from that after each;
     2. advantages and targets by generalised advantage estimation (`ops/returns.py`);
     3. some epochs of minibatches, each of which is one step of the actor and one of the critic (`policy_loss` is the
        algorithm's own, the one hook to override);
     4. the statistics of observations move: after the update, so that every ratio began at one.
 
 A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
-memory before its first step, and gradients go back to there and no further. Whole rollouts of a row (`all`) with
-`--algo.episodes 1` are whole episodes.
+memory before its first step, and gradients go back to there and no further. Minibatches of whole episodes are those of
+`--algo.chunk all --algo.episodes 1`, where no episode ends early.
+
+A module of the user's own is in eval mode while it acts and values, and in train mode where a gradient is taken: with dropout
+ratios do not begin at one.
 """
 
 from __future__ import annotations
@@ -28,10 +31,9 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Optimiser, Rollout
 from shoal.algos.sight import Given, Scope, Sight
 from shoal.buffers.minibatches import minibatches, spans
-from shoal.ids import own_object
 from shoal.nets.heads import Actor
 from shoal.nets.layers import NetConfig
-from shoal.nets.norm import Running
+from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules
 from shoal.ops.distributions import Choice, noise_of
 from shoal.ops.returns import gae, unsettled_turns
@@ -46,7 +48,7 @@ class OnPolicy(Algorithm, ABC):
     @dataclass(frozen=True)
     class Config:
         rollout: int = 25  # steps between updates
-        episodes: int | None = None  # instead of `rollout`: update after so many whole episodes of every row
+        episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
         chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
         gamma: float = 0.99  # discount
         lam: float = 0.95  # GAE's lambda
@@ -101,7 +103,7 @@ class OnPolicy(Algorithm, ABC):
     epochs, minibatches = 1, 1  # passes over a rollout, and pieces of each
     value_clip: float | None = None
     kl_stop: float | None = None
-    again: Literal["rollout", "epoch", "minibatch"] = "rollout"  # how often advantages are computed
+    advantage_every: Literal["rollout", "epoch", "minibatch"] = "rollout"  # how often they are computed
     measures_kl: ClassVar[bool] = False  # `policy_loss` tells how far the policy moved
 
     entropy_weight: Tensor
@@ -123,7 +125,8 @@ class OnPolicy(Algorithm, ABC):
         self.steps = c.rollout if c.episodes is None else self._whole_episodes(c.episodes)
         self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
         self.slices = min(c.critic_slices, self.steps)
-        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, c.normaliser)
+        make_norm = normaliser(c.normaliser)
+        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make_norm)
         self.recurrent = net.memory != "none"
         self.shared = net.trunk == "shared"
         if self.shared and (self.sight.central or self.slices or net.critic_hidden or c.lr_critic):
@@ -134,8 +137,7 @@ class OnPolicy(Algorithm, ABC):
         self.actor = Actor(self.sight.encoder(generator), self.space, self.sight.agents, net, generator, c.squash, c.log_std)
         self.critic = None if self.shared else self.sight.critic(generator)
         self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None
-        make = Running if c.normaliser is None else own_object(c.normaliser, "--algo.normaliser")
-        self.value_norm = make() if c.normalise_value else None
+        self.value_norm = make_norm() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
         self.lr_kl = schedules.kl_target(c.lr_schedule, "--algo.lr-schedule")
         if self.lr_kl is not None and not self.measures_kl:
@@ -143,7 +145,7 @@ class OnPolicy(Algorithm, ABC):
                 f"--algo.lr-schedule is {c.lr_schedule}, and {type(self).__name__} takes one step: it has moved by nothing."
             )
         shape = "constant" if self.lr_kl is not None else c.lr_schedule
-        self._rate = schedules.make(shape, 1.0, c.lr_last, "--algo.lr-schedule")
+        self._rate = schedules.make(shape, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
         self._weight = schedules.make(c.entropy_schedule, c.entropy, c.entropy * c.entropy_last, "--algo.entropy-schedule")
         self.register_buffer("entropy_weight", torch.tensor(c.entropy))
         self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
@@ -224,7 +226,7 @@ class OnPolicy(Algorithm, ABC):
     def tune(self, now: Now) -> None:
         c = self.config
         if self.lr_kl is None:
-            self._set_rate(c.lr * self._rate(now))
+            self._set_rate(self._rate(now))
         self.entropy_weight.fill_(self._weight(now))
         self.wild.fill_(now.step < c.random_steps)
         self.learning.fill_(now.step >= c.learning_starts)
@@ -237,6 +239,7 @@ class OnPolicy(Algorithm, ABC):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
+            self._as_in(acting=True)
             data = self._data(batch)
             known = self._unroll(data, self.joined(batch.memory.__getitem__, 1))
             data["value"] = known[0]  # in the normaliser's units of now, in which the critic goes on speaking
@@ -245,23 +248,25 @@ class OnPolicy(Algorithm, ABC):
         going = self.learning if self.config.learning_starts or self.kl_stop is not None else None
         steps: list[dict[str, Tensor]] = []
         for epoch, order in enumerate(orders):
-            if epoch and self.again == "epoch":
+            if epoch and self.advantage_every == "epoch":
                 self._judge(batch, data)
-            critic_told = self._descend_slices(data, fresh=not epoch or self.again != "rollout") if self.slices else {}
+            critic_told = (
+                self._descend_slices(data, fresh=not epoch or self.advantage_every != "rollout") if self.slices else {}
+            )
             began = len(steps)
             for k, piece in enumerate(self._pieces(data, order)):
-                if self.again == "minibatch" and (epoch or k):
+                if self.advantage_every == "minibatch" and (epoch or k):
                     self._judge(batch, data)
                     piece = self._pieces(data, order)[k]
                 metrics, going = self._descend(piece, going)
                 steps.append({**metrics, **critic_told})
-            if self.lr_kl is not None:
+            if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved
                 kl = torch.stack([s["kl"] for s in steps[began:]]).mean()
-                rate, told_by_it = (
+                rate, moves = (
                     self.actor_optimiser.rate,
                     self.learning & ~self.wild,
-                )  # else it did not move, or not from itself
-                self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(told_by_it, rate))
+                )  # and how far from random actions is no matter
+                self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moves, rate))
         self._follow()
         self.sight.update(batch.frame)  # after the update, so that its ratios began at one
         metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
@@ -313,6 +318,7 @@ class OnPolicy(Algorithm, ABC):
     def _judge(self, batch: Batch, data: Data, known: tuple[Tensor, Any] | None = None) -> dict[str, Tensor]:
         """Put advantages and targets by the critic of now into `data`. The first time, when its values are `known`, the
         statistics move."""
+        self._as_in(acting=True)
         critic, mask, first = self._judging if self.target is None else self.target, data.get("mask"), known is not None
         if known is None or self.target is not None:
             before = tree_map(_first, data.get("memory", {}).get(self._judging_name))
@@ -404,6 +410,7 @@ class OnPolicy(Algorithm, ABC):
 
     def _descend(self, data: Data, going: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
         """One step of actor and critic on one minibatch, where `going` holds; and whether to go on."""
+        self._as_in(acting=False)
         mask, memory, moment = data.get("mask"), data.get("memory", {}), (data.get("start"), data.get("moves"))
         pi, value, _ = self.actor.unroll(data["obs"], data.get("legal"), memory.get("actor"), *moment)
         log_prob, entropy = pi.log_prob_and_entropy(data["action"])
@@ -440,6 +447,7 @@ class OnPolicy(Algorithm, ABC):
         """The critic a slice of time at a time, the last first, towards targets that stay; no step is left out. A `fresh`
         advantage is the target less the value predicted just before the slice's own step."""
         assert self.critic is not None
+        self._as_in(acting=False)
         predicted, told = [], []
         for a, b in reversed(spans(len(data["value"]), self.slices)):
             part = {k: tree_map(lambda x: x[a:b], x) for k, x in data.items()}  # noqa: B023
@@ -454,10 +462,17 @@ class OnPolicy(Algorithm, ABC):
             data["advantage"] = self._scaled(self._denormalised(data["target"]) - value, data.get("mask"))
         return {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
 
+    def _as_in(self, acting: bool) -> None:
+        """The mode for modules of the user's own; ours know none."""
+        if self.net.module is not None:
+            self.train(not acting)
+
     @torch.no_grad()
     def _follow(self) -> None:
         if self.target is not None:
             torch._foreach_lerp_(list(self.target.parameters()), list(self._judging.parameters()), self.config.target_tau)
+            for mine, theirs in zip(self.target.buffers(), self._judging.buffers(), strict=True):
+                mine.copy_(theirs)
 
 
 def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:

@@ -17,7 +17,9 @@ Knobs, and what they do
 
   Returns. `gamma` discounts (0.95 on the particle worlds: with 0.99 simple_spread stays near -11), `lam` trades the critic's
   bias for variance. `time_limit` false takes what was cut off for the end, as some code does; values then depend on a clock
-  that agents do not see. `reward_scale` and `normalise_reward` change what the critic must put out, `shaper` what is paid.
+  that agents do not see. `reward_scale` and `normalise_reward` change what the critic must put out. A `shaper` changes what is
+  paid: shaper(reward [T, B, N], obs, step, steps) -> reward, where step, a tensor, counts environment steps at the rollout's
+  beginning; reported returns stay raw. A `normaliser` of one's own is described in `nets/norm.py`.
 
   The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
   ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence
@@ -32,7 +34,8 @@ Knobs, and what they do
 
   Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, a class of yours) and `lr_last`;
   `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one trunk for both, memory,
-  attention, convolutions, bf16, or a module of yours. Every knob can be set for one group: `--algo.adversary.lr 1e-3`.
+  attention, convolutions, bf16, or a module of yours. Every knob but the rollout's
+  length can be set for one group: `--algo.adversary.lr 1e-3`.
 
 On simple_spread there is a plateau near -13.5, where agents do not split the landmarks among themselves. What leaves it: gamma
 0.95, a large `lr` that falls (1e-3 to 2e-3), an `entropy` of 0.01, and 1024 rows or more. Wider nets (128,128) and 10 epochs
@@ -54,7 +57,8 @@ Metrics, for each group, means over the steps of the updates since the last line
 Departures from the papers: Adam's epsilon is 1e-5, and decay is AdamW's; time limits are bootstrapped exactly, from the value
 of the true last observation; the value loss has a net and a rate of its own unless the trunk is shared; the entropy of a
 squashed normal is that of the normal inside; statistics of observations move after the update, so that every ratio begins at
-one; kl_stop stops the actor alone. Scores and the commands that reached them: `benchmarks/scores.py`.
+one; kl_stop stops the actor alone (with a
+shared trunk, both). Scores and the commands that reached them: `benchmarks/scores.py`.
 """
 
 from __future__ import annotations
@@ -88,6 +92,10 @@ class PPO(OnPolicy):
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            if self.lr_schedule.startswith("kl") and self.epochs * self.minibatches == 1:
+                raise UserError(
+                    f"--algo.lr-schedule {self.lr_schedule} needs more than one step an update to see how far it moved."
+                )
             if self.critic_slices and self.advantage_every == "minibatch":
                 raise UserError(
                     "--algo.critic-slices takes --algo.advantage-every rollout or epoch: the critic learns before the actor."
@@ -99,7 +107,7 @@ class PPO(OnPolicy):
         super().__init__(*args, **kwargs)
         c = self.config
         self.epochs, self.minibatches, self.value_clip = c.epochs, c.minibatches, c.value_clip
-        self.kl_stop, self.again = c.kl_stop, c.advantage_every
+        self.kl_stop, self.advantage_every = c.kl_stop, c.advantage_every
         self._clip = schedules.make(c.clip_schedule, c.clip, c.clip * c.clip_last, "--algo.clip-schedule")
         self.register_buffer("clip", torch.tensor(c.clip, device=self.wild.device))
 

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos.base import Algorithm
-from shoal.ids import own_object
 from shoal.nets.encoders import VECTOR, Crowd, Encoder, Joined, counts_of, images_of, kinds_of, parts_of, vector_width
 from shoal.nets.heads import Critic
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running
-from shoal.spec import EnvSpec, Frame, Group, UserError
+from shoal.spec import EnvSpec, Frame, Group, UserError, View
 
 Scope = Literal["own", "team", "world"]
 Given = Literal["state", "joined", "agent"]
@@ -67,7 +66,7 @@ class Sight(nn.Module):
     """The eyes of an algorithm's nets, actor and critic."""
 
     def __init__(
-        self, owner: Algorithm, scope: Scope, given: Given, net: NetConfig, normalise: bool, normaliser: str | None = None
+        self, owner: Algorithm, scope: Scope, given: Given, net: NetConfig, normalise: bool, make: Callable[..., Any] = Running
     ):
         super().__init__()
         spec, groups = owner.spec, owner.groups
@@ -79,6 +78,10 @@ class Sight(nn.Module):
         self.around = scope_groups(spec, groups, scope)
         self.state_seen = scope == "world" and spec.state is not None and given != "joined"
         self.crowd = self.central and self.attends("critic")
+        if not self.central and given != "state":
+            raise UserError(
+                f"--algo.critic-input {given} is for critics that see more than their own: take --algo.critic team or world."
+            )
         if self.crowd and given != "state":
             raise UserError(
                 f"--algo.critic-input {given} does not go with attention over agents, which takes their observations."
@@ -87,12 +90,14 @@ class Sight(nn.Module):
         self.whole = self.central and (self.crowd or pictures)  # what the critic's encoder is to join
         if self.central and given == "agent" and (pictures or images_of(spec[groups[0]].obs)):
             raise UserError("--algo.critic-input agent does not take pictures: take state or joined.")
-        make = Running if normaliser is None else own_object(normaliser, "--algo.normaliser")
-        looked_at = {*groups, *(g.name for g in self.around)} if normalise else ()
+        seen = () if self.state_seen and not self.crowd else self.around
+        looked_at = {*groups, *(g.name for g in seen)} if normalise else ()
         tied = self.attends("actor") or (not self.central and self.attends("critic"))
+        if tied and normalise and not (isinstance(make, type) and issubclass(make, Running)):
+            raise UserError("--net.attention takes no --algo.normaliser but one that derives from shoal.nets.norm.Running.")
         self.norms = nn.ModuleDict(
             {
-                g.name: make(n, tied=ties(g)) if tied and g.layout and make is Running else make(n)
+                g.name: make(n, tied=ties(g)) if tied and g.layout else make(n)
                 for g in spec.groups
                 if g.name in looked_at and (n := vector_width(g.obs))
             }
@@ -135,7 +140,7 @@ class Sight(nn.Module):
 
     def obs(self, frame: Frame, agents_at: int) -> Any:
         """What the actor sees: [..., N, *]."""
-        return self.joined(lambda g: self.prepared(frame[g].obs, self.spec[g]), agents_at)
+        return self.joined(lambda g: self._prepared(frame[g], self.spec[g]), agents_at)
 
     def seen(self, frame: Frame, agents_at: int = 2) -> Any:
         """What the critic sees: [..., N, *], or [..., S] where it is central, or what its encoder joins."""
@@ -143,13 +148,24 @@ class Sight(nn.Module):
             return self.obs(frame, agents_at)
         if self.whole:
             views = {g.name: (g, frame[g.name]) for g in self.around}
-            return {k: (self.prepared(v.obs, g), v.alive if g.mortal else None) for k, (g, v) in views.items()}
+            return {k: (self._prepared(v, g), v.alive if g.mortal else None) for k, (g, v) in views.items()}
         seen = scope_input(self.spec, self.groups, self.scope, frame, self.prepared, self.given)
         seen = seen if self.state_norm is None else self.state_norm.normalise(seen, CLIP)
         if self.given != "agent":
             return seen
         own = self.obs(frame, agents_at)
         return torch.cat((seen[..., None, :].expand(*own.shape[:-1], -1), own), -1)
+
+    def _prepared(self, view: View, group: Group) -> Any:
+        """As `prepared`; what a world leaves for the dead to see may be anything, and stays finite here."""
+        seen, alive = self.prepared(view.obs, group), view.alive[..., None]
+        if not group.mortal:
+            return seen
+        vector = seen if isinstance(seen, Tensor) else seen.get(VECTOR)
+        if vector is None:
+            return seen
+        vector = vector.where(alive, vector.nan_to_num(0, 0, 0))
+        return vector if isinstance(seen, Tensor) else {**seen, VECTOR: vector}
 
     def update(self, frame: Frame) -> None:
         """Let the statistics move by what was seen."""

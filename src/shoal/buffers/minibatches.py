@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shoal.spec import tree_map
 
-MEMORY = "memory"
-
 
 def minibatches(
     data: dict[str, Any], steps: int, rows: int, chunk: int, count: int, order: Tensor | None
@@ -28,9 +26,9 @@ def minibatches(
         x = x[::chunk].flatten(0, 1)
         return x if order is None else x.index_select(0, order)
 
-    chosen = {k: tree_map(before if k == MEMORY else chunks, x) for k, x in data.items()}
+    chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in data.items()}
     return [
-        {k: tree_map(lambda x, k=k: x[a:b] if k == MEMORY else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
+        {k: tree_map(lambda x, k=k: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
         for a, b in spans(steps // chunk * rows, count)
     ]
 

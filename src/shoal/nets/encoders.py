@@ -11,7 +11,6 @@ A prepared observation is a tensor [..., N, width], or where there are images a 
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import ACTIVATIONS, NetConfig, affine
+from shoal.nets.layers import ACTIVATIONS, NetConfig, affine, layers_of
 from shoal.spec import Group, Shape, UserError
 
 VECTOR = ""  # the name of the numbers beside the images, which no image has
@@ -65,11 +64,7 @@ class Image(nn.Module):
         self.n, self.sets, self.activation, self.strides = len(agents), max(owners) + 1, ACTIVATIONS[net.activation], []
         self.bf16 = net.precision == "bf16"
         weights, biases = [], []
-        for layer in text.split(","):
-            match = re.fullmatch(r"\s*(\d+)x(\d+)/([1-9]\d*)\s*", layer)
-            if match is None or not int(match[1]) * int(match[2]):
-                raise UserError(f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4.")
-            out, kernel, stride = int(match[1]), int(match[2]), int(match[3])
+        for out, kernel, stride in layers_of(text):
             size = [(s - kernel) // stride + 1 for s in size]
             if min(size) < 1:
                 raise UserError(f"--net.convolutions is {text}: an image of {shape[1]} x {shape[2]} is too small for it.")

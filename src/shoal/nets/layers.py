@@ -13,6 +13,7 @@ With `precision` bf16 products are taken in bfloat16; weights, what comes in and
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -84,6 +85,8 @@ class NetConfig:
         for name in ("memory_width", "attention_width", "heads", "gain", "gain_actor", "gain_critic"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"--net.{name.replace('_', '-')} is {getattr(self, name)}: it must be more than zero.")
+        if self.convolutions != "auto":
+            layers_of(self.convolutions)
         if self.attention_width % self.heads:
             raise UserError(f"--net.heads is {self.heads}: it must divide the --net.attention-width of {self.attention_width}.")
         if self.share not in ("id", "plain", "none") and "=" not in self.share:
@@ -119,6 +122,17 @@ class NetConfig:
             raise UserError(f"--net.share says nothing of {', '.join(missing)}: it must name a set for every agent.")
         sets = list(dict.fromkeys(given[a] for a in agents))
         return tuple(sets.index(given[a]) for a in agents)
+
+
+def layers_of(convolutions: str) -> list[tuple[int, ...]]:
+    """32x8/4,64x4/2 -> (channels, kernel, stride) of each layer."""
+    out = []
+    for layer in convolutions.split(","):
+        match = re.fullmatch(r"\s*([1-9]\d*)x([1-9]\d*)/([1-9]\d*)\s*", layer)
+        if match is None:
+            raise UserError(f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4.")
+        out.append(tuple(map(int, match.groups())))
+    return out
 
 
 class MLP(nn.Module):

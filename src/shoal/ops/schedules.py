@@ -56,11 +56,25 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
             raise UserError(f"{flag} is {text!r}: what a value is multiplied by is more than 0 and at most 1.")
         return lambda now: max(first * rate ** (now.step if by_step else now.updates), last)
     if ":" in text and not text.startswith(("exponential:", "kl:")):
-        return own_object(text, flag)(first, last)
+        return _own(text, first, last, flag)
+    if text == "kl" or text.startswith("kl:"):
+        raise UserError(f"{flag} is {text!r}: what adapts to the divergence is the learning rate alone.")
     raise UserError(
         f"{flag} is {text!r}{near(text, (*SHAPES, 'kl'))}: it takes {', '.join(SHAPES)}, exponential:0.999/update (or /step), "
         "for learning rates kl or kl:0.01, or your own package.module:Class."
     )
+
+
+def _own(text: str, first: float, last: float, flag: str) -> Schedule:
+    cls = own_object(text, flag)
+    try:
+        schedule = cls(first, last)
+        float(schedule(Now(0, 1, 0)))
+    except Exception as e:  # whatever the user's class does
+        raise UserError(
+            f"{flag} is {text}, which was made with ({first:g}, {last:g}) and gave no number: {type(e).__name__}: {e}."
+        ) from e
+    return schedule
 
 
 def kl_target(text: str, flag: str) -> float | None:

@@ -31,7 +31,7 @@ from shoal.ops import native
 from shoal.ops.compiler import keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, UserError
+from shoal.spec import Batch, UserError, tree_map
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
 from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
@@ -110,6 +110,9 @@ class Loop:
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         self.remarks: list[str] = []  # sentences for the console and train.log
         self.speed_up()
+        try_shapers(self)
+        if any(isinstance(m, torch.nn.modules.dropout._DropoutNd) for a in self.learners for m in a.modules()):
+            self.remarks.append("Dropout draws from PyTorch's own generator: this run does not repeat, nor resume exactly.")
         if resolved.log.wandb:
             wandb.require(resolved.log)
         if self.config.init and folder is None:
@@ -336,7 +339,7 @@ class Loop:
     # --- inside ---
 
     def _shaped(self, shaper: Shaper, reward: Tensor, obs: Any, group: str) -> Tensor:
-        shaped = shaper(reward, obs, self.now, self.config.steps)
+        shaped = shaper(reward.clone(), tree_map(torch.clone, obs), self.now, self.config.steps)  # they are the batch's own
         if not isinstance(shaped, Tensor) or shaped.shape != reward.shape:
             gave = list(shaped.shape) if isinstance(shaped, Tensor) else type(shaped).__name__
             raise UserError(f"the shaper of {group!r} gave {gave} for rewards of {list(reward.shape)}: it must give as many.")
@@ -381,6 +384,8 @@ def shapers_of(learners: Sequence[Algorithm], given: Shapers, groups: list[str])
     for a in learners:
         name = getattr(a.config, "shaper", None)
         for g in a.groups:
+            if g in handed and name is None:
+                raise UserError(f"the rewards of {g!r} were not shaped when this run began, and a run keeps its pay.")
             if g in handed:
                 out[g] = handed[g]
             elif name is not None and name.startswith(PYTHON):
@@ -391,6 +396,18 @@ def shapers_of(learners: Sequence[Algorithm], given: Shapers, groups: list[str])
             elif name is not None:
                 out[g] = own_object(name, "--algo.shaper")
     return out
+
+
+def try_shapers(loop: Loop) -> None:
+    """Ask every shaper once, of nothing, before a folder is made."""
+    for g, shaper in loop.shapers.items():
+        seen = tree_map(lambda x: x[None], loop.collector.frame[g].obs)
+        try:
+            loop._shaped(shaper, torch.zeros(1, loop.env.rows, loop.env.spec[g].n, device=loop.env.device), seen, g)
+        except UserError:
+            raise
+        except Exception as e:  # whatever the user's function does
+            raise UserError(f"the shaper of {g!r} failed on (reward, obs, step, steps): {type(e).__name__}: {e}.") from e
 
 
 @contextmanager
