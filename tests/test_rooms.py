@@ -36,7 +36,9 @@ GAMMA = re.compile(r"_*(gamma|discount)(s|_\w+)?")
 RECKONING = {"mul", "mul_", "pow", "pow_", "add", "add_", "sub", "sub_", "div", "div_", "addcmul", "addcmul_", "lerp", "prod"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like"}
 DRAWS_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
-SEEDS_FOR_A_WHILE = {"nets/heads.py": ("torch.random.fork_rng", "torch.manual_seed")}  # for a user's own nn.Module, put back
+SEEDS_FOR_A_WHILE = dict.fromkeys(
+    ("nets/heads.py", "training/seeds.py"), ("torch.random.fork_rng", "torch.manual_seed")
+)  # and back
 DRAWS_INSIDE = {"dropout", "gumbel_softmax", "rrelu", "alpha_dropout"}  # functions that draw from the global generator
 
 

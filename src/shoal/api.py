@@ -310,20 +310,31 @@ class Policy:
             if not isinstance(g.action, Box) and not all(x.any(-1).all() for x in legal.split(g.action.sizes, -1)):
                 raise UserError(f"a mask of {g.name!r} allows no choice at all: every choice to be made needs a legal one.")
         new = torch.tensor([[a in observations and a not in there for a in g.agents]], device=self.device)
+        mine = {a: observations[a] for a in g.agents if a in observations}
         if isinstance(g.obs, dict):
-            seen: Any = {k: self._seen(g, {a: x[k] for a, x in observations.items() if k in x}, s) for k, s in g.obs.items()}
+            for a, x in mine.items():
+                if not isinstance(x, dict) or set(x) != set(g.obs):
+                    has = ", ".join(map(str, x)) if isinstance(x, dict) else type(x).__name__
+                    raise UserError(f"the observation of {a!r} is {has}: it must be a dict of {' and '.join(g.obs)}.")
+            seen: Any = {k: self._seen(g, {a: x[k] for a, x in mine.items()}, s) for k, s in g.obs.items()}
         else:
-            seen = self._seen(g, observations, g.obs)
+            seen = self._seen(g, mine, g.obs)
         return View(seen, alive, alive, new, legal)
 
     def _seen(self, g: Group, observations: dict[str, Any], shape: Any) -> torch.Tensor:
-        blank = next((np.zeros_like(observations[a]) for a in g.agents if a in observations), np.zeros(shape, np.float32))
-        obs = [_array(observations.get(a, blank), shape, f"the observation of {a!r}") for a in g.agents]
+        given = {a: _array(x, shape, f"the observation of {a!r}") for a, x in observations.items()}
+        blank = next((np.zeros_like(x) for x in given.values()), np.zeros(shape, np.float32))
+        obs = [given.get(a, blank) for a in g.agents]
         return torch.as_tensor(np.stack(obs), device=self.device)[None]
 
 
 def _array(value: Any, shape: Any, what: str) -> Any:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{what} is not made of numbers: this policy takes {shape}.")
     if array.shape != shape:
         raise UserError(f"{what} has shape {array.shape}; this policy takes {shape}.")
     return array

@@ -122,7 +122,8 @@ def _own_file(path: Path) -> ModuleType:
 
 
 def _own_name(path: Path) -> str:
-    return f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    """A name for a user's file as it is now: once edited, it is another module."""
+    return f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode() + path.read_bytes()).hexdigest()[:8]}"
 
 
 def _load_file(path: Path, name: str) -> ModuleType:

@@ -198,7 +198,7 @@ class OnPolicy(Algorithm, ABC):
             return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
         given = self.joined(noise.__getitem__, at)
         actions, log_prob = pi.draw(given)
-        if explore and self.config.random_steps:
+        if explore and self.learns and self.config.random_steps:
             any_action, any_log_prob = self._anything(given, legal)
             actions, log_prob = any_action.where(self.wild, actions), any_log_prob.where(self.wild, log_prob)
         extras = {g: {"log_prob": x} for g, x in self.parted(log_prob, at).items()}

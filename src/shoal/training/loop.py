@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
-from shoal.training.seeds import generator
+from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, cores
 from shoal.training.tally import Means
 
@@ -98,6 +98,7 @@ class Loop:
         self.collector = Collector(self.env, self.players, generator(self.config.seed, "collect", device=device))
         self.update_noise = generator(self.config.seed, "update", device=device)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
+        self.foreign = any(a.net.module is not None for a in self.learners)  # a module of the user's own may draw
         self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
         self.means = Means()  # of the learners' metrics since the last line
@@ -111,8 +112,6 @@ class Loop:
         self.remarks: list[str] = []  # sentences for the console and train.log
         self.speed_up()
         try_shapers(self)
-        if any(isinstance(m, torch.nn.modules.dropout._DropoutNd) for a in self.learners for m in a.modules()):
-            self.remarks.append("Dropout draws from PyTorch's own generator: this run does not repeat, nor resume exactly.")
         if resolved.log.wandb:
             wandb.require(resolved.log)
         if self.config.init and folder is None:
@@ -200,7 +199,8 @@ class Loop:
         self.now.fill_(self.step)
         for a in self.learners:
             a.tune(now)
-        self.on_device()
+        with global_seed(self.config.seed, "modules", self.step, device=self.env.device) if self.foreign else nullcontext():
+            self.on_device()
         self.step += self.rollout * self.env.rows
 
     def iteration(self) -> None:
