@@ -27,43 +27,43 @@ def learners():
 
 
 PROBES = [id for id, e in catalog("envs").items() if e.family == "probe"]
-# settings worth a run of their own, beside each world's defaults
+# settings worth a run of their own, of the world and of the nets, beside each world's defaults
 VARIANTS = [
-    *((p, {}) for p in PROBES),
-    ("probe_copy", {"actions": "multi"}),
-    ("probe_copy", {"actions": "continuous"}),
-    ("probe_illegal", {"actions": "multi"}),
-    ("probe_matrix", {"payoff": "penalty"}),
-    ("probe_truncated", {"stagger": True, "n": 2}),
-    ("probe_terminated", {"stagger": True, "n": 2}),
-    ("probe_deaths", {"copy": False}),
-    ("probe_turns", {"copy": False}),
-    ("probe_teams", {"shaped": True}),  # one of the pair is to copy and the other to miss: nets of their own
+    *((p, {}, {}) for p in PROBES),
+    ("probe_copy", {"actions": "multi"}, {}),
+    ("probe_copy", {"actions": "continuous"}, {}),
+    ("probe_illegal", {"actions": "multi"}, {}),
+    ("probe_matrix", {"payoff": "penalty"}, {}),
+    ("probe_truncated", {"stagger": True, "n": 2}, {}),
+    ("probe_terminated", {"stagger": True, "n": 2}, {}),
+    ("probe_deaths", {"copy": False}, {}),
+    ("probe_turns", {"copy": False}, {}),
+    ("probe_teams", {"shaped": True}, {"share": "none"}),  # one of the pair is to copy and the other to miss
+    ("probe_image", {"vector": True}, {}),
+    ("probe_image", {"n": 2}, {"share": "none"}),
 ]
-NETS = {"probe_teams-True": {"share": "none"}}
+VARIANT_IDS = [f"{e}-{'-'.join(map(str, c.values()))}" for e, c, _ in VARIANTS]
 
 
-def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None):
-    """The loop's own parts, without a folder. Stops as soon as `solved` raises no AssertionError; at the end it may."""
+def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None, more=None):
+    """The loop itself, without a folder. Stops as soon as `solved` raises no AssertionError; at the end it may."""
+    known = {f.name for f in dataclasses.fields(catalog("algos")[algo].load().Config)}
     wanted = {
         "rollout": 16,
         "epochs": 4,
         "minibatches": 2,
-        "lr": 5e-3,
+        "lr": 5e-3 if "epochs" in known else 1e-2,  # one step a rollout: a larger one
         "lr_schedule": "linear",
         "gamma": GAMMA,
         "entropy": 0.005,
     }
-    known = {f.name for f in dataclasses.fields(catalog("algos")[algo].load().Config)}
-    sections = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": (32,), **(net or {})}, "env": config}
+    asked = {**{k: v for k, v in wanted.items() if k in known}, **(more or {})}
+    sections = {"algo": asked, "net": {"hidden": (32,), "memory_width": 32, **(net or {})}, "env": config}
     run = {"envs": 32, "steps": iterations * 16 * 32, "quiet": True}
     loop = Loop(resolve(Settings(algo, env, run, sections)))
     for k in range(1, iterations + 1):
-        batch = loop.collector.collect(loop.rollout)
-        loop.step += batch.over.numel()
-        loop.pay(batch)
-        loop.update(batch)
-        if k % 20 == 0 and k < iterations:
+        loop.iterate()
+        if k % 10 == 0 and k < iterations:
             try:
                 solved(loop)
             except AssertionError:
@@ -101,17 +101,52 @@ def _timed(view):
 
 
 @pytest.mark.parametrize("algo", learners())
-@pytest.mark.parametrize(("env", "config"), VARIANTS, ids=[f"{e}-{'-'.join(map(str, c.values()))}" for e, c in VARIANTS])
-def test_probe_is_solved(algo, env, config):
-    cls = catalog("algos")[algo].load()
+@pytest.mark.parametrize(("env", "config", "net"), VARIANTS, ids=VARIANT_IDS)
+def test_probe_is_solved(algo, env, config, net):
     world = make(env, 1, **config)
     try:
-        fits(cls, world.spec, [g.name for g in world.spec.groups])
+        fits(catalog("algos")[algo].load(), world.spec, [g.name for g in world.spec.groups])
     except UserError:
         return  # declared: it cannot take this world; tests of `fits` see that it says so
-    if env == "probe_memory" and not cls.recalls:  # what needs memory cannot be solved without: a coin's toss
+    if env == "probe_memory":  # what needs memory cannot be solved without: a coin's toss
         loop = train(algo, env, config, iterations=10)
         seen = evaluate(make(env, 256), loop.players, 1, seed=7)
         assert abs(float(seen.returns["agents"].mean())) < 0.3
         return
-    train(algo, env, config, check, net=NETS.get(f"{env}-{'-'.join(map(str, config.values()))}"))
+    train(algo, env, config, check, net=net)
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("algo", learners())
+def test_what_was_seen_long_ago_is_remembered(algo, memory):
+    """Two agents with signs of their own; without memory it is a coin's toss, see above."""
+    train(algo, "probe_memory", {"n": 2}, check, net={"memory": memory})
+
+
+@pytest.mark.parametrize(("env", "config", "net"), VARIANTS, ids=VARIANT_IDS)
+def test_bf16_reaches_the_same(env, config, net):
+    memory = "gru" if env == "probe_memory" else "none"
+    train("mappo", env, config, check, net={**net, "precision": "bf16", "memory": memory})
+
+
+OPTIONS = [  # world, settings of the algorithm, of its nets
+    ("probe_copy", {"critic": "own"}, {"trunk": "shared"}),
+    ("probe_deaths", {"critic": "own"}, {"trunk": "shared"}),
+    ("probe_copy", {}, {"layer_norm": True}),
+    ("probe_deaths", {}, {"attention": "critic"}),
+    ("probe_teams", {}, {"attention": "critic"}),
+    ("probe_deaths", {}, {"share": "agent_0=a,agent_1=b,agent_2=a"}),
+    ("probe_deaths", {"critic_slices": 10}, {}),
+    ("probe_deaths", {"target_tau": 0.2, "lam": 0.0}, {}),  # nothing but the target's values to learn from
+    ("probe_deaths", {"lr_schedule": "kl", "lr": 1e-5}, {}),  # so slow that the rate has to rise
+    ("probe_deaths", {"advantage_every": "minibatch"}, {}),
+    ("probe_deaths", {"critic_input": "agent"}, {}),
+    ("probe_copy", {"normalise_reward": True}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "more", "net"), OPTIONS, ids=["-".join((e, *c, *n, *map(str, (c | n).values()))) for e, c, n in OPTIONS]
+)
+def test_probe_is_solved_with_an_option(env, more, net):
+    train("mappo", env, {}, check, net=net, more=more)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from shoal.ops import losses
+from shoal.ops import losses, native
 
 torch.set_num_threads(1)
 NAN = math.nan
@@ -138,6 +139,19 @@ def test_normalise_without_a_mask() -> None:
     assert losses.normalise(torch.full((3,), 5.0), None).tolist() == [0.0, 0.0, 0.0]  # all alike: zero, not NaN
 
 
+def test_normalise_along_some_dimensions() -> None:
+    # [T, B, N] over time and rows: agent 0 has 1, 3, 1, 3 (mean 2, deviation 1), agent 1 has 0, 20, 20 (NaN is dead):
+    # mean 40/3, variance ((40/3)^2 + 2 (20/3)^2) / 3 = 800/9: -sqrt 2, sqrt 1/2, sqrt 1/2
+    x = torch.tensor([[[1.0, 0.0], [3.0, 20.0]], [[1.0, 20.0], [3.0, NAN]]])
+    mask = ~x.isnan()
+    half = math.sqrt(0.5)
+    near(losses.normalise(x, mask, (0, 1)), [[[-1.0, -2 * half], [1.0, half]], [[-1.0, half], [1.0, 0.0]]])
+    near(losses.normalise(x[..., :1], None, (0, 1)), [[[-1.0], [1.0]], [[-1.0], [1.0]]])
+    assert losses.masked_mean(x, mask, (0, 1)).tolist() == [[[2.0, pytest.approx(40 / 3)]]]
+    nobody = torch.zeros_like(mask)
+    assert losses.normalise(x, nobody, (0, 1)).tolist() == torch.zeros(2, 2, 2).tolist()
+
+
 def test_explained_variance() -> None:
     target = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     near(losses.explained_variance(target, target, None), 1.0)
@@ -152,3 +166,62 @@ def test_explained_variance() -> None:
     far = torch.tensor([1000.0], dtype=torch.float64)
     near(losses.explained_variance(torch.cat((value, -far)), torch.cat((target, far)), mask), 2 / 3)
     assert losses.explained_variance(value, torch.ones_like(value), None).isfinite()  # targets all alike
+
+
+# --- summed up: old log-probabilities 0, advantages 2, 2, -2 and one of the dead; ratios 1.5, 0.9, 1.5 -----------------------
+
+RATIO, A, H = [1.5, 0.9, 1.5, 7.0], [2.0, 2.0, -2.0, 1e6], [0.5, 1.0, 1.5, 1e6]
+ALIVE = [True, True, True, False]
+KINDS = [False] if native.why_not() else [False, True]
+
+
+@pytest.mark.parametrize("fused", KINDS)
+@pytest.mark.parametrize("made", [float, torch.tensor])
+def test_ppo_is_the_sum_over_the_living_less_the_weighted_entropy(made: Any, fused: bool) -> None:
+    """Clips and weights that are tensors, as schedules set them, give what numbers give."""
+    mask, old = torch.tensor(ALIVE), torch.zeros(4)
+    log_prob = torch.tensor(RATIO).log().requires_grad_()
+    entropy = torch.tensor(H).requires_grad_()
+    total, means = losses.ppo(log_prob, entropy, old, torch.tensor(A), mask, made(0.2), made(0.1), fused)
+    # clip 0.2: -1.2 * 2 (clipped), -0.9 * 2, 1.5 * 2: -1.2 in all; the entropy is 3 in all
+    near(total, -1.2 - 0.1 * 3)
+    near(means["policy_loss"], -0.4)
+    near(means["entropy"], 1.0)
+    near(means["clip_fraction"], 2 / 3)
+    # 0.5 - log 1.5 twice and -0.1 - log 0.9 once
+    near(means["kl"], (2 * (0.5 - math.log(1.5)) - 0.1 - math.log(0.9)) / 3)
+    slopes = torch.autograd.grad(total, (log_prob, entropy))
+    near(slopes[0], [0.0, -1.8, 3.0, 0.0])
+    near(slopes[1], [-0.1, -0.1, -0.1, 0.0])
+    wide, means = losses.ppo(log_prob, entropy, old, torch.tensor(A), mask, made(0.5 + 1e-6), made(0.0), fused)
+    near(wide, -3.0 - 1.8 + 3.0)  # nothing is clipped, and the entropy is worth nothing
+    near(means["clip_fraction"], 0.0)
+
+
+@pytest.mark.parametrize("made", [float, torch.tensor])
+def test_a2c_is_the_log_probability_times_the_advantage(made: Any) -> None:
+    log_prob = torch.tensor([-1.0, -2.0, -3.0, NAN], requires_grad=True)
+    entropy = torch.tensor(H, requires_grad=True)
+    total, means = losses.a2c(log_prob, entropy, torch.tensor(A), torch.tensor(ALIVE), made(0.1))
+    # 1 * 2 + 2 * 2 - 3 * 2 = 0, less 0.1 * 3
+    near(total, -0.3)
+    near(means["policy_loss"], 0.0)
+    near(means["entropy"], 1.0)
+    slopes = torch.autograd.grad(total, (log_prob, entropy))
+    assert slopes[0].tolist() == [-2.0, -2.0, 2.0, 0.0]
+    near(slopes[1], [-0.1, -0.1, -0.1, 0.0])
+    assert not any(x.requires_grad for x in means.values())
+    both, _ = losses.a2c(log_prob[:2], entropy[:2], torch.tensor(A[:2]), None, made(1.0))
+    near(both, 6.0 - 1.5)
+
+
+@pytest.mark.parametrize("fused", KINDS)
+def test_value_is_the_sum_of_errors_of_the_living(fused: bool) -> None:
+    # old 1, target 3, values 2 and 1.25: free errors 1/2 and 1.53125; held within 1/2 of the old one, the first is 1.125;
+    # beyond huber 1 they are 1.5 - 0.5 and 1.75 - 0.5
+    value, old, target = torch.tensor([2.0, 1.25, 99.0]), torch.ones(3), torch.full((3,), 3.0)
+    mask = torch.tensor([True, True, False])
+    for clip, huber, total in ((None, None, 2.03125), (0.5, None, 2.65625), (None, 1.0, 1.75), (0.5, 1.0, 2.25)):
+        out, mean = losses.value(value, old, target, mask, clip, huber, fused)
+        near(out, total)
+        near(mean["value_loss"], total / 2)

@@ -239,3 +239,42 @@ def test_unsettled_turns() -> None:
     assert unsettled(terminated_at=6) == []
     assert unsettled(cut_at=4) == [3, 6]  # the episode is cut off in step 4, while it waits after its turn in step 3
     assert unsettled(terminated_at=4) == [6]
+
+
+def test_termination_truncation_death_a_late_arrival_and_waiting_in_one_batch() -> None:
+    """Two rows of three agents, eight steps, r_t = t + 1; whose turn it is, by row. gamma = lambda = 1/2.
+
+    row 0:  0 1 0 2 0 2 | 1 2   then 0   agent 1 dies in step 1, agent 2 arrives in step 2, cut off in step 5, at 0's turn
+    row 1:  0 1 2 | 1 0 2 1 0   then 1   terminated in step 2
+    """
+    steps = torch.arange(8)
+    turn = torch.tensor([[0, 1, 0, 2, 0, 2, 1, 2], [0, 1, 2, 1, 0, 2, 1, 0]]).T  # [T, B]
+    next_turn = torch.cat((turn[1:], torch.tensor([[0, 1]])))
+    next_turn[5, 0] = 0  # in the true last frame, not in the one after the reset
+    acts, told = (x[..., None] == torch.arange(3) for x in (turn, next_turn))
+    alive, next_alive = torch.ones(2, 8, 2, 3, dtype=torch.bool)
+    alive[2:6, 0, 1] = alive[:2, 0, 2] = next_alive[1:6, 0, 1] = next_alive[0, 0, 2] = False
+    terminated = torch.zeros(8, 2, 3, dtype=torch.bool)
+    terminated[1, 0, 1] = terminated[2, 1] = True
+    over = (steps[:, None] == torch.tensor([5, 2]))[..., None]
+    reward = torch.where(alive, steps[:, None, None] + 1.0, JUNK)
+    value, value_tp1 = torch.full((2, 8, 2, 3), JUNK)
+    values = {(0, 0): {0: 2, 2: 4, 4: 6}, (0, 1): {1: 1, 6: 5}, (0, 2): {3: 2, 5: 4, 7: 5}}
+    values |= {(1, 0): {0: 2, 4: 4, 7: 2}, (1, 1): {1: 1, 3: 2, 6: 4}, (1, 2): {2: 1, 5: 5}}
+    for (b, n), at in values.items():
+        for t, v in at.items():
+            value[t, b, n] = v
+    value_tp1[5, 0, 0], value_tp1[7, 1, 1] = 8, 2  # where a turn of one's own comes after the end: nobody else's is asked for
+    cut = over | ~next_alive
+    unsettled = unsettled_turns(terminated, terminated | cut, acts, told | ~next_alive)
+    out = gae(reward, value, value_tp1, terminated, cut, 0.5, 0.5, acts, unsettled)
+    expected = torch.zeros(8, 2, 3)
+    # row 0, agent 0: A_4 = 5 + 6 + 8/2 - 6 = 9    A_2 = 3 + 4 + 6/2 - 4 + 9/4 = 8.25    A_0 = 1 + 2 + 4/2 - 2 + 8.25/4
+    expected[[0, 2, 4], 0, 0] = torch.tensor([5.0625, 8.25, 9.0])
+    expected[1, 0, 1] = 2 - 1  # its death; its turn in step 6 waits past the rollout's end, and nothing is known of it
+    expected[3, 0, 2] = 4 + 5 + 4 / 2 - 2  # its turns in steps 5 and 7 end while it waits: nothing is known of them
+    expected[[0, 4], 1, 0] = torch.tensor([1.0 + 2 + 3 - 2, 5 + 6 + 7 + 2 / 2 - 4])
+    # row 1, agent 1: A_6 = 7 + 8 + 2/2 - 4 = 12    A_3 = 4 + 5 + 6 + 4/2 - 2 + 12/4 = 18    A_1 = 2 + 3 - 1
+    expected[[1, 3, 6], 1, 1] = torch.tensor([4.0, 18.0, 12.0])
+    expected[2, 1, 2] = 3 - 1
+    assert torch.equal(out, expected)

@@ -166,6 +166,27 @@ def test_resume_of_captured_runs_is_exact(tmp_path: Path) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+DRAWS = """
+from torch import nn
+class Draws(nn.Sequential):
+    def __init__(self, width_in, width_out, agents):
+        super().__init__(nn.Linear(width_in, 8), nn.Dropout(0.5), nn.Linear(8, width_out))
+"""
+
+
+@cuda
+def test_what_a_captured_module_draws_follows_from_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DRAWS)
+    common: dict[str, Any] = {"steps": 2000, "envs": 8, "device": "cuda", "quiet": True, "log": {"tensorboard": False}}
+    common.update(compile="graph", net={"module": f"{tmp_path / 'mine.py'}:Draws"}, reward="team-mean")
+    whole = shoal.train("mappo", "simple_spread", out=tmp_path / "whole", **common)
+    torch.rand(3, device="cuda")  # wherever the global generator is
+    half = shoal.resume(shoal.train("mappo", "simple_spread", out=tmp_path / "half", until=1000, **common))
+    assert not [line for line in (whole.path / "train.log").read_text().splitlines() if line.startswith("Iterations cannot")]
+    a, b = (tree_leaves(r.load("last")["algorithms"]) for r in (whole, half))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 # --- modes ---
 
 

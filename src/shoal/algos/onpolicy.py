@@ -75,7 +75,7 @@ class OnPolicy(Algorithm, ABC):
         advantage_scope: Literal["none", "batch", "group", "agent"] = "group"  # normalised over what; batch: a minibatch
         normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
-        normalise_reward: bool = False  # rewards divided by their running deviation
+        normalise_reward: bool = False  # rewards divided by their running root mean square
         normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
         reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
         shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
@@ -262,11 +262,9 @@ class OnPolicy(Algorithm, ABC):
                 steps.append({**metrics, **critic_told})
             if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved
                 kl = torch.stack([s["kl"] for s in steps[began:]]).mean()
-                rate, moves = (
-                    self.actor_optimiser.rate,
-                    self.learning & ~self.wild,
-                )  # and how far from random actions is no matter
-                self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moves, rate))
+                rate, mask = self.actor_optimiser.rate, data.get("mask")
+                moved = self.learning & ~self.wild & (True if mask is None else mask.any())  # by steps, and from itself
+                self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moved, rate))
         self._follow()
         self.sight.update(batch.frame)  # after the update, so that its ratios began at one
         metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
@@ -343,8 +341,10 @@ class OnPolicy(Algorithm, ABC):
         reward = reward if c.reward_scale == 1 else reward * c.reward_scale
         if self.reward_norm is not None:
             if first:
-                self.reward_norm.update(reward, self.mask(batch))
-            reward = reward / self.reward_norm.scale
+                there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None  # pay may come out of turn
+                self.reward_norm.update(reward, there)
+            square = self.reward_norm.var + self.reward_norm.mean.square()
+            reward = reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
         terminated, cut = self._ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
         return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)
@@ -377,7 +377,7 @@ class OnPolicy(Algorithm, ABC):
         return self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2) if self.uneven else None
 
     def values(self, frame: Frame) -> Tensor:
-        """V of a batch's frames in the reward's own units, [T, B, N], of a critic without memory."""
+        """V of a batch's frames in the units of the rewards that are learnt from, [T, B, N], of a critic without memory."""
         return self._denormalised(self._values(self._judging, self.sight.seen(frame))[0])
 
     def _values(
