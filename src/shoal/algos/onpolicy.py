@@ -95,7 +95,8 @@ class OnPolicy(Algorithm, ABC):
             for name, (low, high) in bounds.items():
                 value = getattr(self, name, None)
                 if value is not None and not low <= value <= high:
-                    must = "more than zero" if name in positive else f"between {low} and {high:g}"
+                    most = "at least 0" if high == 1e30 else f"between {low} and {high:g}"
+                    must = "more than zero" if name in positive else most
                     raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
             if isinstance(self.chunk, int) and self.chunk < 1:
                 raise UserError(f"--algo.chunk is {self.chunk}: it takes a number of steps, auto, or all.")
