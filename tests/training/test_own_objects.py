@@ -165,7 +165,6 @@ def test_a_run_that_was_moved_takes_its_code_along(here):
     assert_same(whole, Run("c"))
 
 
-@pytest.mark.xfail(strict=True, reason="the copy is looked for by where the path leads now")
 def test_a_folder_that_was_moved_and_linked_to_is_not_taken_for_the_copy(here):
     whole, half = train("a", *given()), train("b", *given(), "--until", 48)
     (here / "code").rename("moved")

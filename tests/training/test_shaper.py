@@ -285,7 +285,6 @@ def test_a_method_a_partial_and_an_object_are_functions_too(tmp_path, faded):
         assert_same(run, faded)
 
 
-@pytest.mark.xfail(strict=True, reason="PyTorch's own generator is seeded for modules alone")
 def test_one_that_draws_resumes_exactly(tmp_path):
     noisy = lambda reward, *_: reward + torch.randn_like(reward)  # noqa: E731
     whole, half = train(tmp_path / "a", shaper=noisy), train(tmp_path / "b", shaper=noisy, until=48)

@@ -98,7 +98,7 @@ class Loop:
         self.collector = Collector(self.env, self.players, generator(self.config.seed, "collect", device=device))
         self.update_noise = generator(self.config.seed, "update", device=device)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
-        self.foreign = any(a.net.module is not None for a in self.learners)  # a module of the user's own may draw
+        self.foreign = bool(self.shapers) or any(a.net.module is not None for a in self.learners)  # of the user's own: may draw
         self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
         self.means = Means()  # of the learners' metrics since the last line

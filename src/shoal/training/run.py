@@ -23,7 +23,7 @@ import shoal
 from shoal.log.logger import read_metrics
 from shoal.spec import UserError
 from shoal.training import checkpoint
-from shoal.training.settings import Resolved, Settings, map_own, resolve
+from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
 
 
 class Run:
@@ -110,7 +110,7 @@ class Run:
         objects: dict[str, None] = {}
         map_own((settings.sections, settings.groups, players), lambda file: objects.setdefault(file) or file)
         for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env}), ("objects", objects)):
-            for id in (i for i in ids if i.endswith(".py")):
+            for id in (absolute(i) for i in ids if i.endswith(".py")):
                 (folder / "code" / kind / code_name(id)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(id, folder / "code" / kind / code_name(id))
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
@@ -129,8 +129,8 @@ def refuse_taken(folder: Path) -> None:
 
 
 def code_name(id: str) -> str:
-    """The name of a run's copy of a user's file: two files of one name stay apart by where they were."""
-    return f"{hashlib.sha1(str(Path(id).resolve()).encode()).hexdigest()[:8]}/{Path(id).name}"
+    """The name of a run's copy of a user's file, by its absolute path then: two files of one name stay apart."""
+    return f"{hashlib.sha1(id.encode()).hexdigest()[:8]}/{Path(id).name}"
 
 
 def slug(id: str) -> str:
