@@ -413,7 +413,7 @@ def test_resume_is_exact_where_groups_have_settings_of_their_own(tmp_path, mine)
 
 
 def test_resume_is_exact_against_an_opponent_that_remembers(tmp_path, mine):
-    play(tmp_path / "foe", mine, "ippo", "simple_tag", {"net.memory": "lstm"})
+    play(tmp_path / "foe", mine, "ippo", "simple_tag", {"net.memory": "lstm", "net.gain_actor": 20.0})
     how = {"algorithm": "ippo", "env": "simple_tag", "options": {}, "team": {"adversary": str(tmp_path / "foe")}}
     whole = play(tmp_path / "a", mine, **how)
     assert differing(whole, play(tmp_path / "b", mine, **how, half=True)) == []
