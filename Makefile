@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install readme train test test-slow format clean
+.PHONY: install football readme train test test-slow format clean
 
 train: .venv/installed  ## three agents learn to cover three landmarks: about a minute
 	$(BIN)/shoal train mappo simple_spread --steps 2M --envs 256 --algo.lr 1e-3 --algo.gamma 0.95
@@ -12,6 +12,9 @@ test: .venv/installed  ## format, lint, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal
+
+football: .venv/installed  ## build Google Research Football (about four minutes, once) and install it
+	scripts/football.sh
 
 test-slow: .venv/installed  ## learning tests that take longer than a few seconds each
 	$(BIN)/pytest -m slow -n 2 --dist worksteal
@@ -25,9 +28,10 @@ readme: .venv/installed  ## make the tables in the README anew
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt scripts/football.sh
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	scripts/football.sh --cached
 	@touch $@
 
 clean:

@@ -256,10 +256,13 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     resolved = run.resolve(device)
     torch.set_num_threads(resolved.run.threads or 1)
-    rows, each = rows_for(episodes)
+    rows, each = rows_for(episodes, resolved.env_entry.load().widest)
     env = resolved.make_env(rows)
     players = frozen_players(run, env.spec, env.device, checkpoint, team)
-    return play_episodes(env, players, each, (resolved.run.seed if seed is None else seed) + 1_000_003, sampled)
+    try:
+        return play_episodes(env, players, each, (resolved.run.seed if seed is None else seed) + 1_000_003, sampled)
+    finally:
+        env.close()
 
 
 def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu") -> Policy:

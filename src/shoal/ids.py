@@ -3,6 +3,10 @@
 The file name is the id; the class is the one concrete class in the file that derives from another. A class may declare
 further names that are settings of it: `names = {"mappo": {"critic": "world"}}`. There is no registry: files are found
 in the package, or given by path (`./mine.py`), which is loaded under a name of its own.
+
+An environment that declares `rest` is an adapter and takes the rest of the id: `gymnasium/CartPole-v1`. A bare id that is no
+file is asked of the adapters (`claims`), and two claims are an error. `renamed` are old names and what they are called now.
+A user's own environment of another library's kind is named as `file.py:Name` or `package.module:Name`.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +26,7 @@ from typing import Any
 
 from shoal.spec import UserError
 
+USER_MODULE = "shoal_user_"  # what the names of users' own files begin with, as modules
 ROOT = Path(__file__).parent
 KINDS = {"algos": "algorithm", "envs": "environment"}
 # what derives from these is not what a file is for
@@ -40,6 +45,9 @@ class Entry:
     family: str  # the folder it lives in: mpe, probe, algos
     summary: str  # the first line of the module's docstring
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
+    rest: str = ""  # of an adapter: what the rest of its ids is
+    renamed: dict[str, str] = field(default_factory=dict, hash=False)
+    note: str = ""  # a sentence for whoever asked
 
     def load(self) -> Any:
         module, name = load_module(self), KINDS[self.kind]
@@ -66,17 +74,66 @@ def catalog(kind: str) -> dict[str, Entry]:
 def find(kind: str, id: str) -> Entry:
     """The entry for an id, or for a path to a user's own file."""
     if id.endswith(".py"):
-        path = Path(id).resolve()
-        if not path.is_file():
-            raise UserError(f"there is no file {id!r}.")
-        entries = _entries(kind, path, _own_name(path))
-        if not entries:
-            raise UserError(f"{id!r} defines no {KINDS[kind]}: it needs one class that derives from Shoal's base class.")
-        return entries[0]
-    entries_by_id = catalog(kind)
-    if id not in entries_by_id:
-        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, entries_by_id)}; `shoal {kind}` lists them.")
-    return entries_by_id[id]
+        return _of_file(kind, id)
+    known = catalog(kind)
+    head, _, rest = id.partition("/")
+    adapter = known[head] if head in known and known[head].rest else None
+    if adapter is not None:
+        if not rest:
+            raise UserError(f"{head!r} takes more of an id: {head}/{adapter.rest}.")
+        new = adapter.renamed.get(rest, rest)
+        return replace(adapter, id=id, settings={"id": new}, note=_note(rest, new))
+    if id in known:
+        return known[id]
+    if kind == "envs" and _is_own(id):
+        return replace(known["own"], id=id, settings={"id": id})
+    for entry in known.values():
+        if id in entry.renamed:
+            new = entry.renamed[id]
+            return replace(find(kind, new), note=_note(id, new))
+    claims = [e for e in known.values() if e.rest and load_module(e).claims(id)]
+    if len(claims) > 1:
+        both = " or ".join(f"{e.id}/{id}" for e in claims)
+        raise UserError(f"{id!r} is an environment of several libraries: say which, {both}.")
+    if not claims:
+        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, known)}; `shoal {kind}` lists them.")
+    return find(kind, f"{claims[0].id}/{id}")
+
+
+def _note(old: str, new: str) -> str:
+    return f"{old} is called {new} now, and that is what runs." if new != old else ""
+
+
+def _of_file(kind: str, id: str) -> Entry:
+    path = Path(id).resolve()
+    if not path.is_file():
+        raise UserError(f"there is no file {id!r}.")
+    entries = _entries(kind, path, _own_name(path))
+    if kind == "envs" and (name := _foreign(path)):
+        return replace(catalog(kind)["own"], id=id, settings={"id": f"{path}:{name}"})
+    if not entries:
+        raise UserError(f"{id!r} defines no {KINDS[kind]}: it needs one class that derives from Shoal's base class.")
+    return entries[0]
+
+
+def _foreign(path: Path) -> str | None:
+    """The last class in a user's file that is an environment of Gymnasium's or PettingZoo's kind, where none is of Shoal's."""
+    try:
+        module = load_file(path, _own_name(path))
+    except Exception as e:  # whatever the user's file does when it is loaded
+        raise UserError(f"{path} could not be loaded: {type(e).__name__}: {e}.") from e
+    mine = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    kinds = {c.__name__: {f"{b.__module__.partition('.')[0]}.{b.__name__}" for b in c.__mro__} for c in mine}
+    if any("shoal.Environment" in bases for bases in kinds.values()):
+        return None
+    theirs = {"gymnasium.Env", "pettingzoo.ParallelEnv", "pettingzoo.AECEnv"}
+    return next((name for name, bases in reversed(kinds.items()) if bases & theirs), None)
+
+
+def _is_own(id: str) -> bool:
+    """Whether it names a user's own object: file.py:Name or package.module:Name, and not Gymnasium's module:Name-v0."""
+    place, colon, name = id.rpartition(":")
+    return bool(colon and place and name.isidentifier())
 
 
 def near(word: str, words: Any) -> str:
@@ -86,8 +143,8 @@ def near(word: str, words: Any) -> str:
 
 
 def load_module(entry: Entry) -> ModuleType:
-    if entry.module.startswith("shoal_user_"):
-        return _load_file(entry.path, entry.module)
+    if entry.module.startswith(USER_MODULE):
+        return load_file(entry.path, entry.module)
     return importlib.import_module(entry.module)
 
 
@@ -118,15 +175,15 @@ def _own_module(name: str) -> ModuleType:
 def _own_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"there is no file {path}.")
-    return _load_file(path, _own_name(path))
+    return load_file(path, _own_name(path))
 
 
 def _own_name(path: Path) -> str:
     """A name for a user's file as it is now: once edited, it is another module."""
-    return f"shoal_user_{path.stem}_{hashlib.sha1(str(path).encode() + path.read_bytes()).hexdigest()[:8]}"
+    return f"{USER_MODULE}{path.stem}_{hashlib.sha1(str(path).encode() + path.read_bytes()).hexdigest()[:8]}"
 
 
-def _load_file(path: Path, name: str) -> ModuleType:
+def load_file(path: Path, name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -159,15 +216,13 @@ def _entries(kind: str, path: Path, module: str) -> list[Entry]:
     cls = concrete[-1]
     summary = (ast.get_docstring(tree) or "").partition("\n")[0]
     family = path.parent.name
-    entries = [Entry(path.stem, kind, path, module, cls.name, family, summary)]
+    declared: dict[str, Any] = {}
     for node in cls.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if (
-            isinstance(target, ast.Name)
-            and target.id == "names"
-            and isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value
-        ):
-            for name, settings in ast.literal_eval(node.value).items():
-                entries.append(Entry(name, kind, path, module, cls.name, family, summary, settings))
+        if isinstance(target, ast.Name) and target.id in ("names", "rest", "renamed") and getattr(node, "value", None):
+            declared[target.id] = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+    more = {k: declared[k] for k in ("rest", "renamed") if k in declared}
+    entries = [Entry(path.stem, kind, path, module, cls.name, family, summary, **more)]
+    for name, settings in declared.get("names", {}).items():
+        entries.append(Entry(name, kind, path, module, cls.name, family, summary, settings))
     return entries

@@ -9,7 +9,7 @@ from PIL import Image
 
 import shoal
 from shoal.api import evaluate, make
-from shoal.envs.base import Circle, Sketch
+from shoal.envs.base import Circle, Line, Sketch
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.ids import catalog
 from shoal.spec import UserError
@@ -49,6 +49,18 @@ def test_colours_are_where_the_bodies_are():
     assert image.getpixel((140 + 14, 140)) == (204, 51, 51)  # above the label and beside it, inside the radius of 20 pixels
     assert image.getpixel((140 + 26, 140)) == tool.PLANE  # and outside
     assert image.getpixel((146, 346)) == tool.PLANE  # its mirror image: y grows upwards
+
+
+def test_segments_lie_beneath_circles_and_end_round():
+    line = Line(-0.5, -0.5, 0.5, -0.5, 0.2, RED)  # 40 pixels wide where 200 are a unit
+    image = paint(Sketch((Circle(0.5, -0.5, 0.05, BLUE, "b_0"),), segments=(line,)), size=480)
+    assert image.getpixel((240, 340)) == image.getpixel((240, 340 - 17)) == image.getpixel((240, 340 + 17)) == (204, 51, 51)
+    assert image.getpixel((240, 340 - 23)) == image.getpixel((220, 140)) == tool.PLANE
+    assert image.getpixel((340, 340)) == (51, 51, 204)
+    assert image.getpixel((140 - 16, 340)) == (204, 51, 51)  # the round end, and past its corner
+    assert image.getpixel((140 - 18, 340 - 18)) == tool.PLANE
+    broken = Sketch((), segments=(Line(float("nan"), 0.0, 1.0, 1.0, 0.1, RED),))
+    assert paint(broken, size=240).tobytes() == paint(Sketch(()), size=240).tobytes()
 
 
 def test_a_header_and_a_footer_make_room_and_do_not_cover_the_plane():
@@ -103,6 +115,7 @@ def test_span_is_fixed_until_something_leaves():
     assert span(Sketch((Circle(0.95, 0.0, 0.15, RED),))) == span(Sketch(())) == pytest.approx(1.2)
     assert span(Sketch((), extent=3.0)) == pytest.approx(3.6)
     assert span(Sketch((Circle(0.0, -2.0, 0.5, RED),))) == pytest.approx(2.6)
+    assert span(Sketch((), segments=(Line(0.0, 0.0, 0.0, -2.0, 1.0, RED),))) == pytest.approx(2.6)
 
 
 def test_views_widen_in_good_time_and_never_narrow():
@@ -207,6 +220,13 @@ def test_a_gif_has_every_shot_for_its_time_in_its_colours(tmp_path):
                     x, y = (round(v) for v in place(c.x, c.y, 300, shot.view))
                     assert shown.getpixel((x, y + above)) == pytest.approx(drawn.getpixel((x, y + above)), abs=4)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["x.gif"]  # nothing left aside
+
+
+def test_a_gif_has_the_colours_of_segments(tmp_path):
+    line = Line(-0.5, 0.0, 0.5, 0.0, 0.2, (0.3, 0.7, 0.4))
+    write_gif([tool.Shot(Sketch((), segments=(line,)), (), 1.2, None)], tmp_path / "x.gif", 240)
+    with Image.open(tmp_path / "x.gif") as gif:
+        assert gif.convert("RGB").getpixel((120, 120)) == (76, 178, 102)
 
 
 def test_a_gif_is_small(tmp_path):

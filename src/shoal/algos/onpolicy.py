@@ -36,6 +36,7 @@ from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules
 from shoal.ops.distributions import Choice, noise_of
+from shoal.ops.explore import correlated
 from shoal.ops.returns import gae, unsettled_turns
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, tree_leaves, tree_map, where_rows
@@ -81,6 +82,7 @@ class OnPolicy(Algorithm, ABC):
         shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
         squash: bool = False  # continuous actions: tanh into the bounds; else they are clipped
         log_std: float = 0.0  # continuous actions: log of the first standard deviation
+        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
 
         def __post_init__(self) -> None:
             whole = ("rollout", "episodes", "epochs", "minibatches")
@@ -91,6 +93,7 @@ class OnPolicy(Algorithm, ABC):
                 **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last", "target_tau"), (0, 1)),
                 **dict.fromkeys(("entropy", "weight_decay", "random_steps", "learning_starts", "critic_slices"), (0, 1e30)),
                 "log_std": (-5, 2),
+                "noise_keep": (0, 0.9999),
             }
             for name, (low, high) in bounds.items():
                 value = getattr(self, name, None)
@@ -123,6 +126,8 @@ class OnPolicy(Algorithm, ABC):
         super().__init__(spec, groups, config, net, generator, device)
         c = config
         self.noise = noise_of(self.space)
+        if c.noise_keep and not isinstance(self.space, Box):
+            raise UserError(f"--algo.noise-keep is for continuous actions; those of {', '.join(groups)} are {self.space.kind}.")
         self.steps = c.rollout if c.episodes is None else self._whole_episodes(c.episodes)
         self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
         self.slices = min(c.critic_slices, self.steps)
@@ -179,6 +184,8 @@ class OnPolicy(Algorithm, ABC):
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
         parts = {k: m.net.memory for k, m in (("actor", self.actor), ("critic", self.critic)) if m is not None}
         whole = {k: m.zero(rows, device) for k, m in parts.items() if m is not None}
+        if self.config.noise_keep:
+            whole["noise"] = torch.zeros(rows, self.n, self.noise, device=device)
         return self.parted(whole, 1)
 
     def act(
@@ -189,15 +196,17 @@ class OnPolicy(Algorithm, ABC):
         before = self.joined(memory.__getitem__, at)
         obs, moves = self.sight.obs(frame, at), self._moves(frame, at)
         pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, moves)
-        if self.recurrent:
-            states = {**before, "actor": after}
-            if explore and self.critic is not None:
-                seen = self.sight.seen(frame, at) if self.sight.central else obs
-                states["critic"] = self.critic.value(seen, before["critic"], None, moves)[1]
-            memory = self.parted(states, at)
-        if noise is None:
+        states = {**before, "actor": after} if self.recurrent else dict(before)
+        if self.recurrent and explore and self.critic is not None:
+            seen = self.sight.seen(frame, at) if self.sight.central else obs
+            states["critic"] = self.critic.value(seen, before["critic"], None, moves)[1]
+        given = None if noise is None else self.joined(noise.__getitem__, at)
+        if given is not None and self.config.noise_keep:
+            start = self.joined(lambda g: frame[g].start, at)
+            given, states["noise"] = correlated(given, before["noise"], start, self.config.noise_keep)
+        memory = self.parted(states, at) if states else memory
+        if given is None:
             return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
-        given = self.joined(noise.__getitem__, at)
         actions, log_prob = pi.draw(given)
         if explore and self.learns and self.config.random_steps:
             any_action, any_log_prob = self._anything(given, legal)

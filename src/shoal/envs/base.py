@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,12 +40,25 @@ class Circle:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Straight, with round ends."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    width: float
+    color: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
 class Sketch:
-    """What `draw` gives the renderer: circles in world coordinates, and lines of text."""
+    """What `draw` gives the renderer: circles in world coordinates, segments beneath them, and lines of text."""
 
     circles: tuple[Circle, ...]
     lines: tuple[str, ...] = ()
     extent: float = 1.0  # the half-width that is always in view
+    segments: tuple[Line, ...] = ()
 
 
 class Environment(ABC):
@@ -59,6 +73,10 @@ class Environment(ABC):
     device: torch.device
     noise: int = 0  # uniform numbers a row takes each step
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
+    widest: int = 256  # rows of an evaluation at most
+    news: list[str] = []  # sentences for whoever trains on this, who takes them out
+    halves: tuple[slice, ...] = ()  # of a world in other processes: rows that `send` and `receive` step apart from the others
+    restarts: int = 0  # of such processes, so far
 
     @abstractmethod
     def reset(self, noise: Tensor) -> Frame:
@@ -74,7 +92,8 @@ class Environment(ABC):
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> Frame: ...
 
-    def draw(self, row: int = 0) -> Sketch | None:
+    def draw(self, row: int = 0) -> Sketch | np.ndarray | None:
+        """Shapes for the renderer, or a picture [H, W, 3]."""
         return None
 
     def close(self) -> None:

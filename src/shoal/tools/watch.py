@@ -26,7 +26,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from shoal.envs.base import Circle, Environment, Sketch
+from shoal.envs.base import Circle, Environment, Line, Sketch
 from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players
 from shoal.training.evaluate import Episodes, evaluate
@@ -37,7 +37,7 @@ from shoal.training.run import Run, slug
 Color = tuple[int, int, int]
 
 SIZE, SIZE_MP4 = 520, 720  # pixels across
-FINE = 3  # circles and grid are drawn so many times larger, then averaged down
+FINE = 3  # shapes and grid are drawn so many times larger, then averaged down
 MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
 WIDEN = 1.08  # the most the view widens from one shot to the next
 PACE, HOLD = 0.1, 1.0  # seconds a shot, and the last of an episode
@@ -107,21 +107,30 @@ def mix(a: Color, b: Color, share: float) -> Color:
     return r, g, b_
 
 
+def tone(shape: Circle | Line) -> Color:
+    r, g, b = (round(255 * min(max(x, 0.0), 1.0)) for x in shape.color)
+    return r, g, b
+
+
 def tones(circle: Circle) -> tuple[Color, Color]:
     """What a circle is filled and rimmed with. Agents (they have labels) are full discs with a darker rim, landmarks
     that can be bumped into softer discs without one, and what cannot be touched is a tinted ring."""
-    r, g, b = (round(255 * min(max(x, 0.0), 1.0)) for x in circle.color)
-    color = (r, g, b)
+    color = tone(circle)
     if circle.label:
         return (color if circle.solid else mix(color, PLANE, 0.25)), mix(color, INK, 0.55)
     return (mix(color, PLANE, 0.45),) * 2 if circle.solid else (mix(color, PLANE, 0.2), color)
 
 
 def _plane(sketch: Sketch, size: int, view: float) -> Image.Image:
-    """Grid, landmarks and agents: drawn large and averaged down, so that edges are smooth."""
+    """Grid, segments, landmarks and agents: drawn large and averaged down, so that edges are smooth."""
     fine, hair = size * FINE, size * FINE / 700
     image = _grid(size, view, sketch.extent).resize((fine, fine), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)
+    for s in _finite_segments(sketch):
+        ends, wide = (place(s.x0, s.y0, fine, view), place(s.x1, s.y1, fine, view)), max(s.width / view / 2 * fine, 2 * hair)
+        pen.line(ends, tone(s), round(wide))
+        for x, y in ends:
+            pen.ellipse((x - wide / 2, y - wide / 2, x + wide / 2, y + wide / 2), tone(s))
     for c in _finite(sketch):
         x, y = place(c.x, c.y, fine, view)
         radius, (fill, rim) = max(c.radius / view / 2 * fine, 3 * hair), tones(c)
@@ -174,6 +183,10 @@ def _finite(sketch: Sketch) -> Iterator[Circle]:
     return (c for c in sketch.circles if math.isfinite(c.x) and math.isfinite(c.y))
 
 
+def _finite_segments(sketch: Sketch) -> Iterator[Line]:
+    return (s for s in sketch.segments if all(map(math.isfinite, (s.x0, s.y0, s.x1, s.y1))))
+
+
 def _line(i: int, unit: float) -> float:
     """The middle of a header's or footer's line."""
     return 3.4 * unit + i * 3.8 * unit
@@ -203,7 +216,8 @@ def _fitting(text: str, width: float, height: float) -> ImageFont.FreeTypeFont:
 
 def span(sketch: Sketch) -> float:
     """The half-width that shows all of a sketch, and never less than its extent and the margin."""
-    reach = (max(abs(c.x), abs(c.y)) + c.radius for c in _finite(sketch))
+    reach = [max(abs(c.x), abs(c.y)) + c.radius for c in _finite(sketch)]
+    reach += [max(map(abs, (s.x0, s.y0, s.x1, s.y1))) + s.width / 2 for s in _finite_segments(sketch)]
     return max((sketch.extent * MARGIN, *(r * 1.04 for r in reach)))
 
 
@@ -317,7 +331,9 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
 
 def _palette(shots: Sequence[Shot]) -> Image.Image:
     """The flat colours of the film as they are, and for smooth edges what lies between them and the ground."""
-    flat = list(dict.fromkeys(t for s in shots for c in s.sketch.circles for t in tones(c)))
+    circles = (t for s in shots for c in s.sketch.circles for t in tones(c))
+    segments = (tone(x) for s in shots for x in s.sketch.segments)
+    flat = list(dict.fromkeys((*circles, *segments)))
     between = [mix(c, PLANE, share) for c in (*flat, INK) for share in (1 / 3, 2 / 3)]
     text = [mix(INK, PAPER, k / 5) for k in range(1, 5)] + [mix(PALE, PAPER, k / 3) for k in range(1, 3)]
     colors = [PAPER, PLANE, GRID, AXIS, INK, PALE, BAR, *text, *flat, *between][:255]  # one is left, for "as before"

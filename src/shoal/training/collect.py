@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from shoal.algos.base import Algorithm
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
+from shoal.envs.vector import joined
 from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space, tree_leaves, tree_map, where_rows
 from shoal.training.tally import Tally
 
@@ -68,7 +70,11 @@ def bounds(space: Box, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def play(env: Environment, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
     """One step of every row."""
-    return env.step({g.name: to_space(g.action, actions[g.name]) for g in env.spec.groups}, noise)
+    return env.step(in_space(env.spec, actions), noise)
+
+
+def in_space(spec: EnvSpec, actions: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {g.name: to_space(g.action, actions[g.name]) for g in spec.groups}
 
 
 class Collector:
@@ -78,7 +84,7 @@ class Collector:
         self.env, self.players, self.generator = env, players, generator
         self.frame = env.reset(self._uniform(env.rows, env.noise))
         self.memory = players.memory(env.rows, env.device)
-        self.buffer = RolloutBuffer()
+        self.buffers = [RolloutBuffer() for _ in env.halves or (0,)]
         self.tally = Tally(env)
 
     @torch.no_grad()
@@ -86,17 +92,49 @@ class Collector:
         env = self.env
         world_noise = self._uniform(steps, env.rows, env.noise).unbind()
         noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, env.rows).items()}
-        memory = self.memory
+        before = self.memory
+        in_turn = self._in_halves if env.halves else self._in_step
+        *parts, stats = in_turn(steps, noise, world_noise)
+        batch = Batch(*parts, before)  # type: ignore[call-arg]
+        self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats)
+        return batch
+
+    def _in_step(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
+        """All rows at once."""
+        (buffer,) = self.buffers
         for t in range(steps):
             now = {g: x[t] for g, x in noise.items()}
             actions, self.memory, extras = self.players.act(self.frame, self.memory, now, explore=True)
-            outcome = play(env, actions, world_noise[t])
-            self.buffer.put((self.frame, outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats))
+            outcome = play(self.env, actions, world_noise[t])
+            buffer.put((self.frame, outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats))
             self.frame = outcome.frame
-        *parts, stats = self.buffer.take()
-        batch = Batch(*parts, memory)  # type: ignore[call-arg]
-        self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats)
-        return batch
+        return buffer.take()
+
+    def _in_halves(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
+        """One half of the rows is acted for while the other is stepped elsewhere."""
+        env: Any = self.env
+        frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
+        memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]
+        acted: list[Any] = [None] * len(frames)
+
+        def act(k: int, t: int) -> None:
+            half = env.halves[k]
+            now = {g: x[t][half] for g, x in noise.items()}
+            actions, memories[k], extras = self.players.act(frames[k], memories[k], now, explore=True)
+            acted[k] = actions, extras
+            env.send(k, in_space(env.spec, actions), world_noise[t][half])
+
+        for k in range(len(frames)):
+            act(k, 0)
+        for t in range(steps):
+            for k, buffer in enumerate(self.buffers):
+                outcome, (actions, extras) = env.receive(k), acted[k]
+                buffer.put((frames[k], outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats))
+                frames[k] = outcome.frame
+                if t + 1 < steps:
+                    act(k, t + 1)
+        self.frame, self.memory = joined(frames), joined(memories)
+        return joined([buffer.take() for buffer in self.buffers], 1)
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.generator.device)
@@ -121,7 +159,10 @@ class Collector:
             then = next(seen).to(x.device, x.dtype)
             return x if torch.equal(x, then) else then  # a constant of the world's stays that one object
 
-        self.frame = tree_map(as_seen, self.env.set_state(state["env"]))
+        frame = self.env.set_state(state["env"])
+        self.frame = frame if self.env.halves else tree_map(as_seen, frame)
         self.memory = tree_map(lambda x: x.to(self.env.device), state["memory"])
         self.generator.set_state(state["generator"].cpu())
         self.tally.load_state_dict(state["tally"])
+        if self.env.halves:
+            self.tally.drop(self.env.begun_anew)  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from shoal.training.seeds import generator
 from shoal.training.tally import returns_of
 
 LONGEST = 100_000  # steps a row may take for one episode
-WIDEST = 256  # rows
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ def metric_names(spec: EnvSpec) -> list[str]:
     return list(Episodes(blank, torch.zeros(1), {s: torch.zeros(1) for s in spec.stats}).metrics())
 
 
-def rows_for(episodes: int) -> tuple[int, int]:
-    """Rows, and episodes in each: at least so many in all, every row alike."""
-    each = math.ceil(episodes / WIDEST)
+def rows_for(episodes: int, widest: int) -> tuple[int, int]:
+    """Rows, at most `widest`, and episodes in each: at least so many in all, every row alike."""
+    each = math.ceil(episodes / widest)
     return math.ceil(episodes / each), each
 
 

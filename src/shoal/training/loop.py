@@ -28,7 +28,7 @@ from shoal.log import report, wandb
 from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
 from shoal.ops import native
-from shoal.ops.compiler import keep_memory
+from shoal.ops.compiler import cores, keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, UserError, tree_map
@@ -39,7 +39,7 @@ from shoal.training.graph import Captured
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
-from shoal.training.settings import Resolved, cores
+from shoal.training.settings import Resolved
 from shoal.training.tally import Means
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
@@ -79,7 +79,7 @@ class Loop:
         native.share(self.config.threads or cores())
         keep_memory()
         self.env = resolved.make_env(self.config.envs)
-        rows, self.eval_each = rows_for(resolved.eval.episodes)
+        rows, self.eval_each = rows_for(resolved.eval.episodes, self.env.widest)
         self.eval_env = resolved.make_env(rows)
         common = self.env.spec.common or self.config.reward != "own"
         spec = dataclasses.replace(self.env.spec, common=common)  # as the learners are paid
@@ -109,7 +109,7 @@ class Loop:
         self.signal: int | None = None
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
-        self.remarks: list[str] = []  # sentences for the console and train.log
+        self.remarks: list[str] = [resolved.env_entry.note] if resolved.env_entry.note else []  # for the console and train.log
         self.speed_up()
         try_shapers(self)
         if resolved.log.wandb:
@@ -170,10 +170,12 @@ class Loop:
             if not self.restored:
                 self.evaluate()
                 self.save()
+            self.tell()
             while self.step < goal and self.stopped is None:
                 self._note("before_iteration")
                 before = self.step
                 self.iterate()
+                self.tell()
                 self.seconds = time.perf_counter() - began
                 self._note("after_iteration")
                 self.console.advance(self.step, self.step / max(self.seconds, 1e-9))
@@ -189,6 +191,8 @@ class Loop:
             if self.stopped is not None:
                 self.save()
         finally:
+            self.env.close()
+            self.eval_env.close()
             self.console.close()
             self.logger.close()
             lock.close()
@@ -237,6 +241,8 @@ class Loop:
         noted = {k: torch.stack([x.to(self.env.device) for x in xs]).double().mean() for k, xs in self.noted.items()}
         self.noted.clear()
         metrics = {**self.means.take(), **noted, **self.collector.tally.take()}  # nobody's hook overwrites a return
+        if self.env.halves:
+            metrics["worker_restarts"] = torch.tensor(float(self.env.restarts))  # since this process began
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
         self.check_finite()
@@ -290,6 +296,14 @@ class Loop:
                 for net, module in a.nets.items():
                     checkpoint.write(folder / "nets" / name / f"{'+'.join(a.groups)}.{net}.pt", dict(module.state_dict()))
         checkpoint.write(folder / f"{name}.pt", state)
+
+    def tell(self) -> None:
+        """What the worlds have to say: a worker was replaced, a row could not be restored."""
+        self.eval_env.news[:] = [x for x in self.eval_env.news if x not in self.env.news]
+        for env in (self.env, self.eval_env):
+            for sentence in env.news:
+                self.remark(sentence)
+            env.news.clear()
 
     def remark(self, sentence: str) -> None:
         self.console.line(sentence)

@@ -134,7 +134,11 @@ def code_name(id: str) -> str:
 
 
 def slug(id: str) -> str:
-    return Path(id).stem if id.endswith(".py") else id.replace("/", "-")
+    """An id as a folder's name: of a user's own file its name alone."""
+    place, _, name = id.rpartition(":")
+    if place.endswith(".py"):
+        return f"{Path(place).stem}-{name}"
+    return Path(id).stem if id.endswith(".py") else id.replace("/", "-").replace(":", "-")
 
 
 def _fresh(parent: Path, seed: int) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -78,15 +77,16 @@ class Settings:
 
     def completed(self, players: dict[str, dict[str, Any]]) -> Settings:
         """As a run records it: defaults filled in (an algorithm's with its player), so that it starts again as it was."""
-        env = find("envs", self.env)
-        kinds = {"env": env.load().Config, **SECTIONS}
-        own = {"env": env.settings}
+        entry = find("envs", self.env)
+        kinds = {"env": entry.load().Config, **SECTIONS}
+        own = {"env": entry.settings}
         full = {k: dataclasses.asdict(build(cls, {**own.get(k, {}), **self.section(k)}, k)) for k, cls in kinds.items()}
         run = dataclasses.asdict(build(RunConfig, self.run, "run"))
         run["init"] = absolute(run["init"]) if run["init"] else None
         team = {g: absolute(who) for g, who in self.team.items()}
         sections, groups, players = map_own(({**self.sections, **full}, self.groups, players), absolute)
-        return Settings(absolute(self.algo), absolute(self.env), run, sections, groups, team, players)
+        env = map_own(absolute(self.env), absolute)
+        return Settings(absolute(self.algo), env, run, sections, groups, team, players)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -185,11 +185,6 @@ def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
     from shoal.ops.triton import why_not
 
     return "graph" if why_not() else "fused"
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:

@@ -31,10 +31,11 @@ import torch
 
 from shoal.log.console import Board, Place
 from shoal.ops import native
+from shoal.ops.compiler import cores
 from shoal.spec import UserError
 from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
 from shoal.training.run import Run, refuse_taken, slug
-from shoal.training.settings import RunConfig, Settings, cores
+from shoal.training.settings import RunConfig, Settings
 
 LOOK = 0.5  # seconds between two looks at whether a process that says nothing is there still
 TELL = 0.1  # seconds between two words of a process about how far it is

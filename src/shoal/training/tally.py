@@ -61,6 +61,11 @@ class Tally:
             x.zero_()
         return out
 
+    def drop(self, rows: Tensor) -> None:
+        """Forget the episodes under way in these rows [B]: they will not be ended."""
+        for x in self.carry.values():
+            x[rows] = 0
+
     def state_dict(self) -> dict[str, Any]:
         state = {"carry": self.carry, "done": self.done, "reward": self.reward, "episodes": self.episodes}
         return tree_map(torch.clone, state)

@@ -1,0 +1,236 @@
+"""Who steps the rows of a host world: this process (`Here`), or worker processes that share memory with it (`Workers`).
+
+Both are asked the same: `reset` rows, `step` a half of them and `wait` for it, play episodes `forward` again, take a `picture`.
+A worker that dies or takes too long is replaced, and its rows are lost: whoever waits for a half learns which, and finds
+them begun anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.envs import rows as words
+from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, in_words, packed, serve, size, unpacked
+from shoal.spec import UserError
+
+TRIES = 3  # times in a row that a worker is replaced before it is taken for broken
+SHARED = "/dev/shm"  # a file there is memory
+
+
+class Here:
+    """This process, one row after another."""
+
+    def __init__(self, make: Maker, like: Row, rows: int, halves: list[tuple[int, int]]):
+        self.whole, self.halves, self.all = arrays(like, rows), halves, list(range(rows))
+        self.bench = Bench([make() for _ in self.all], self.all, self.whole)
+
+    def reset(self, rows: list[int] | None = None) -> None:
+        attempt(self.bench.reset, self.all if rows is None else rows)
+
+    def step(self, k: int) -> None:
+        attempt(self.bench.step, *self.halves[k])
+
+    def wait(self, k: int) -> list[int]:
+        return []
+
+    def forward(self, seeds: np.ndarray, steps: list[Steps]) -> list[bool]:
+        return [attempt(self.bench.forward, i, int(seeds[i]), steps[i]) for i in self.all]
+
+    def picture(self, row: int) -> np.ndarray | None:
+        return attempt(self.bench.rows[row].picture)
+
+    def close(self) -> None:
+        self.bench.close()
+
+
+@dataclass
+class Worker:
+    at: list[int]  # its rows
+    process: Any
+    line: socket.socket
+    lost: set[int]  # halves whose rows it does not have any more, or not yet
+    failures: int = 0  # in a row
+
+
+class Workers:
+    """Processes that share memory with this one."""
+
+    def __init__(
+        self,
+        make: Maker,
+        like: Row,
+        rows: int,
+        halves: list[tuple[int, int]],
+        workers: int,
+        timeout: float,
+        start: str,
+        news: list[str],
+    ):
+        self.make, self.rows, self.halves, self.timeout, self.news = make, rows, halves, timeout, news
+        method = start if start != "auto" else "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        self.context: Any = multiprocessing.get_context(method)
+        self.restarts, self.open = 0, True
+        self.file = shared_file(size(like, rows))
+        self.whole = arrays(like, rows, mmap.mmap(self.file.fileno(), 0))
+        shares: list[list[int]] = [[] for _ in range(workers)]
+        for first, last in halves:  # every worker has some of each half
+            for i in range(first, last):
+                shares[(i - first) * workers // (last - first)].append(i)
+        self.workers = [self._started(Worker(at, None, None, set())) for at in shares if at]  # type: ignore[arg-type]
+
+    def reset(self, rows: list[int] | None = None) -> None:
+        asked = {id(w): [i for i in w.at if rows is None or i in rows] for w in self.workers}
+        busy = [w for w in self.workers if asked[id(w)]]
+        for w in busy:
+            self._ask(w, words.RESET + packed(asked[id(w)]))
+        for w in busy:
+            if not self._done(w):
+                self._begin(w, asked[id(w)])
+            w.lost.clear()
+
+    def step(self, k: int) -> None:
+        for w in self.workers:
+            if k not in w.lost and self._share(w, k):
+                self._ask(w, b"%d" % k)
+
+    def wait(self, k: int) -> list[int]:
+        """The rows of half `k` whose worker was replaced: they have begun anew."""
+        lost = []
+        for w in self.workers:
+            mine = self._share(w, k)
+            if mine and (k in w.lost or not self._done(w)):
+                self._begin(w, mine)
+                w.lost.discard(k)
+                lost += mine
+        return lost
+
+    def forward(self, seeds: np.ndarray, steps: list[Steps]) -> list[bool]:
+        same = [False] * self.rows
+        for w in self.workers:
+            self._ask(w, words.FORWARD + packed([(i, int(seeds[i]), steps[i]) for i in w.at]))
+        for w in self.workers:
+            patience = self.timeout * (1 + sum(len(steps[i]) for i in w.at) / 100)
+            if self._done(w, patience):
+                for i, ok in zip(w.at, unpacked(w.line), strict=True):
+                    same[i] = ok
+            w.lost.clear()  # those who are not the same are reset by whoever asked
+        return same
+
+    def picture(self, row: int) -> np.ndarray | None:
+        w = next(w for w in self.workers if row in w.at)
+        self._ask(w, words.PICTURE + packed(row))
+        return unpacked(w.line) if self._done(w) else None
+
+    def close(self) -> None:
+        if not self.open:
+            return
+        self.open = False
+        for w in self.workers:
+            self._ask(w, words.QUIT)
+        for w in self.workers:
+            w.process.join(2)
+            self._stop(w)
+        self.file.close()
+
+    # --- one worker ---
+
+    def _share(self, w: Worker, k: int) -> list[int]:
+        first, last = self.halves[k]
+        return [i for i in w.at if first <= i < last]
+
+    def _started(self, w: Worker) -> Worker:
+        w.line, theirs = socket.socketpair()
+        args = theirs, self.make, self.rows, w.at, self.halves, os.getpid()
+        w.process = self.context.Process(target=serve, args=args, daemon=True, name="shoal-worker")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the child of a fork runs nothing of PyTorch's
+            w.process.start()
+        theirs.close()
+        with suppress(OSError):
+            socket.send_fds(w.line, [b"m"], [self.file.fileno()])
+        return w
+
+    def _stop(self, w: Worker) -> None:
+        w.process.kill()
+        w.process.join()
+        w.line.close()
+
+    def _ask(self, w: Worker, word: bytes) -> None:
+        w.line.settimeout(self.timeout)
+        with suppress(OSError):  # if it is gone, it does not answer either
+            w.line.sendall(word)
+
+    def _done(self, w: Worker, patience: float | None = None) -> bool:
+        """Wait for its answer. False: it was replaced by one that has no rows yet."""
+        w.line.settimeout(patience or self.timeout)
+        try:
+            answer = w.line.recv(1)
+        except TimeoutError:
+            return self._replace(w, f"took longer than {patience or self.timeout:g} s (--env.timeout)")
+        except OSError:
+            answer = b""
+        if answer == words.DONE:
+            w.failures = 0
+            return True
+        if answer == words.FAILED:
+            raise broken(unpacked(w.line))
+        w.process.join(self.timeout)
+        code = w.process.exitcode
+        name = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+        return self._replace(w, f"died ({name})")
+
+    def _replace(self, w: Worker, why: str) -> bool:
+        pid = w.process.pid
+        self._stop(w)
+        w.failures += 1
+        if w.failures > TRIES:
+            raise broken(f"its worker {why}, {w.failures} times in a row")
+        self.restarts += 1
+        self.news.append(f"Worker {pid} {why} and was replaced: its {len(w.at)} rows are truncated and begin new episodes.")
+        w.lost = {k for k in range(len(self.halves)) if self._share(w, k)}
+        self._started(w)
+        return False
+
+    def _begin(self, w: Worker, rows: list[int]) -> None:
+        """New episodes in these rows of a worker that was replaced; whatever it takes."""
+        while True:
+            self._ask(w, words.RESET + packed(rows))
+            failures = w.failures
+            if self._done(w):
+                w.failures = failures  # only a step proves it sound
+                return
+
+
+def attempt(f: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return f(*args)
+    except Exception as e:
+        raise broken(in_words(e)) from e
+
+
+def broken(why: str) -> UserError:
+    return UserError(f"the environment failed: {why}.")
+
+
+def shared_file(length: int) -> Any:
+    """A file without a name, in memory where there is room for it."""
+    for folder in (SHARED if os.path.isdir(SHARED) else None, None):
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        try:
+            os.posix_fallocate(file.fileno(), 0, length)
+            return file
+        except OSError:
+            file.close()
+    raise UserError("there is not enough memory to share with worker processes: take fewer --envs.")

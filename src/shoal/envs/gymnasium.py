@@ -1,0 +1,209 @@
+"""Gymnasium: any environment of one agent by its id, `gymnasium/LunarLander-v3`, or by the bare id where nobody else has it.
+
+What it sees and does is taken as it is (`spaces.py` says how): vectors, images, both; choices, several at once, numbers.
+Pictures can be made grey, smaller and stacked, and an action held for several frames (`--env.skip`), whose rewards add up. A
+legal mask that an environment puts into `info["action_mask"]` is used. The environment's own settings are `--env.args`:
+
+    shoal train ppo gymnasium/CarRacing-v3 --env.args continuous=false --env.grey --env.resize 64 --env.stack 4 --env.skip 4
+
+Environments that hold several agents in tuples, as `lbforaging` and `rware` do, come out as a group of agents. The five
+classic tasks have versions in tensors, `CartPole-v1` and so on without `gymnasium/` before, which are the same and much faster.
+Old names of Gymnasium's are understood, and the run says which version it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shoal.envs.pixels import PixelConfig, observer
+from shoal.envs.rows import Row, Slots
+from shoal.envs.spaces import Moves, kind_of, settings
+from shoal.envs.vector import Host, HostConfig
+from shoal.ids import near
+from shoal.spec import EnvSpec, Group, UserError
+
+GROUP = "agents"
+
+
+@dataclass(frozen=True)
+class GymConfig(PixelConfig, HostConfig):
+    skip: int = 1  # frames that an action is held for
+    horizon: int | None = None  # frames after which an episode is cut off; none: the environment's own
+    args: str = ""  # settings of the environment's own: name=value,name=value
+
+    def __post_init__(self) -> None:
+        HostConfig.__post_init__(self)
+        PixelConfig.__post_init__(self)
+        for name in ("skip", "horizon"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"--env.{name} is {value}: it must be at least 1.")
+
+
+class GymRow(Row):
+    """An environment of one agent."""
+
+    def __init__(self, env: Any, config: GymConfig):
+        self.env, self.skip = env, config.skip
+        self.moves, self.observer = Moves(env.action_space), observer(env.observation_space, config)
+        self.images, self.stacked = self.observer.images, config.stack > 1
+        self.notes = (self.moves.note,) if self.moves.note else ()
+        _, info = env.reset(seed=0)
+        masked = self.moves.space.kind != "continuous" and "action_mask" in info
+        group = Group(GROUP, GROUP, ("agent_0",), self.observer.shape, self.moves.space, masked=masked)
+        self.spec = EnvSpec((group,), common=True, horizon=horizon_of(env, config))
+
+    def reset(self, seed: int, out: Slots) -> None:
+        obs, info = self.env.reset(seed=seed)
+        self._see(obs, info, out, first=True)
+
+    def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
+        action, total = self.moves.read(actions[GROUP][0]), 0.0
+        for _ in range(self.skip):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        self._see(obs, info, out)
+        out.reward[GROUP][0], out.terminated[GROUP][0] = total, terminated
+        return bool(terminated or truncated)
+
+    def _see(self, obs: Any, info: dict[str, Any], out: Slots, first: bool = False) -> None:
+        seen = out.obs[GROUP]
+        place = {k: x[0] for k, x in seen.items()} if isinstance(seen, dict) else seen[0]
+        if self.stacked:
+            self.observer.write(obs, place, first)  # type: ignore[call-arg]
+        else:
+            self.observer.write(obs, place)
+        if out.legal:
+            out.legal[GROUP][0] = legal(info.get("action_mask"))
+
+    def picture(self) -> np.ndarray | None:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class TupleRow(Row):
+    """An environment whose observations, actions and rewards are those of several agents, in order."""
+
+    def __init__(self, env: Any, config: GymConfig):
+        self.env, spaces = env, env.action_space.spaces
+        self.moves = [Moves(s) for s in spaces]
+        self.observers = [observer(s, config) for s in env.observation_space.spaces]
+        kinds = list(dict.fromkeys((m.space, str(o.shape)) for m, o in zip(self.moves, self.observers, strict=True)))
+        kind = [kinds.index((m.space, str(o.shape))) for m, o in zip(self.moves, self.observers, strict=True)]
+        names = [GROUP] if len(kinds) == 1 else [f"agents_{k}" for k in range(len(kinds))]
+        self.place = [(names[k], kind[:i].count(k)) for i, k in enumerate(kind)]
+        self.images = self.observers[0].images
+        members = {name: [i for i, (g, _) in enumerate(self.place) if g == name] for name in names}
+        groups = tuple(
+            Group(g, GROUP, tuple(f"agent_{i}" for i in at), self.observers[at[0]].shape, self.moves[at[0]].space)
+            for g, at in members.items()
+        )
+        self.spec = EnvSpec(groups, horizon=horizon_of(env, config))
+
+    def reset(self, seed: int, out: Slots) -> None:
+        self._see(self.env.reset(seed=seed)[0], out)
+
+    def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
+        taken = tuple(m.read(actions[g][k]) for m, (g, k) in zip(self.moves, self.place, strict=True))
+        obs, rewards, terminated, truncated, _ = self.env.step(taken)
+        self._see(obs, out)
+        for i, (g, k) in enumerate(self.place):
+            out.reward[g][k] = rewards[i] if np.ndim(rewards) else rewards
+            out.terminated[g][k] = terminated[i] if np.ndim(terminated) else terminated
+        return bool(np.all(terminated) or np.any(truncated))
+
+    def _see(self, obs: Any, out: Slots) -> None:
+        for x, o, (g, k) in zip(obs, self.observers, self.place, strict=True):
+            seen = out.obs[g]
+            o.write(x, {n: part[k] for n, part in seen.items()} if isinstance(seen, dict) else seen[k])
+
+    def picture(self) -> np.ndarray | None:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def legal(mask: Any) -> Any:
+    """A mask of an environment's; where it allows nothing, or there is none, everything."""
+    return True if mask is None or not np.any(mask) else np.asarray(mask, bool)
+
+
+def horizon_of(env: Any, config: GymConfig) -> int | None:
+    """Steps that an episode has at most, where that is known."""
+    inner, spec = getattr(env, "unwrapped", env), getattr(env, "spec", None)
+    frames = config.horizon or getattr(spec, "max_episode_steps", None) or getattr(inner, "_max_episode_steps", None)
+    return -(-int(frames) // config.skip) if frames else None
+
+
+def row_of(env: Any, config: GymConfig) -> Row:
+    spaces = kind_of(env.action_space), kind_of(env.observation_space)
+    several = spaces == ("Tuple", "Tuple") and len(env.action_space.spaces) == getattr(env.unwrapped, "n_agents", 0)
+    return TupleRow(env, config) if several else GymRow(env, config)
+
+
+class Gymnasium(Host):
+    rest: ClassVar[str] = "ID"
+    library: ClassVar[str] = "gymnasium"  # what registers the ids
+    renamed: ClassVar[dict[str, str]] = {
+        "Pendulum-v0": "Pendulum-v1",
+        "LunarLander-v2": "LunarLander-v3",
+        "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
+        "BipedalWalker-v2": "BipedalWalker-v3",
+        "BipedalWalkerHardcore-v2": "BipedalWalkerHardcore-v3",
+        "CarRacing-v0": "CarRacing-v3",
+        "CarRacing-v1": "CarRacing-v3",
+        "CarRacing-v2": "CarRacing-v3",
+        "Acrobot-v0": "Acrobot-v1",
+    }
+
+    @dataclass(frozen=True)
+    class Config(GymConfig):
+        id: str = "CartPole-v1"  # the environment's name
+
+    @classmethod
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        gym = library(cls.library)
+        kwargs = settings(config.args, "--env.args")
+        if config.horizon is not None:
+            kwargs["max_episode_steps"] = config.horizon
+        try:
+            env = gym.make(config.id, render_mode="rgb_array" if drawn else None, disable_env_checker=True, **kwargs)
+        except gym.error.DependencyNotInstalled as e:
+            raise UserError(f"{config.id} needs what is not installed: {str(e).rstrip('.')}.") from None
+        except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv, gym.error.NamespaceNotFound) as e:
+            raise UserError(
+                f"{cls.library} has no environment {config.id!r}{near(config.id, gym.registry)}: {str(e).rstrip('.')}."
+            ) from None
+        except TypeError as e:
+            raise UserError(f"{config.id} does not take --env.args {config.args!r}: {e}.") from None
+        return row_of(env, config)
+
+
+def library(name: str) -> Any:
+    """Gymnasium, with the ids of another library registered."""
+    try:
+        import gymnasium
+
+        importlib.import_module(name)
+    except ImportError as e:
+        raise UserError(f"{name} is not installed ({e}): pip install {name}.") from None
+    gymnasium.logger.min_level = gymnasium.logger.ERROR  # its advice on versions is ours to give
+    return gymnasium
+
+
+def claims(id: str) -> bool:
+    """Whether a bare id is one of Gymnasium's own."""
+    try:
+        import gymnasium
+    except ImportError:
+        return False
+    spec = gymnasium.registry.get(id)
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.")

@@ -1,0 +1,271 @@
+"""One row of a host world: an ordinary Python environment that writes what it sees and earns into arrays; no torch in here.
+
+An adapter derives from `Row`. It sets `spec` when it is made, and writes:
+
+    reset(seed, out)        begin an episode: `out.obs[group][...]`, and what else the spec speaks of
+    step(actions, out)      one step, actions by group, [N, ...] in the space's own units: the same, `out.reward[group]` and
+                            `out.terminated[group]` as well; true when the episode is over
+
+`out` is a row of arrays that many rows share, in shared memory where rows live in worker processes (`serve` is the whole
+life of one). What is constant is not written: groups that are not `mortal` have no `alive`, `acts` and `start`, groups that
+are not `masked` no `legal`. What was not written keeps its value: rewards, shaping, flags and stats of a step are zero before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.ids import load_file
+from shoal.spec import EnvSpec, Group, Shape, UserError
+
+Steps = list[dict[str, np.ndarray]]  # actions by group, a step each
+Arrays = dict[tuple[str, ...], np.ndarray]  # place -> [B, ...]
+DONE, FAILED = b"k", b"e"  # a worker's answers
+RESET, FORWARD, PICTURE, QUIT = b"r", b"f", b"p", b"q"  # what it is asked, beside the number of a half to step
+
+
+class Row(ABC):
+    """One ordinary environment."""
+
+    spec: EnvSpec
+    shapes: bool = False  # it writes shaping
+    images: Any = np.uint8  # dtype of observations with three dimensions; the others are float32
+    notes: tuple[str, ...] = ()  # sentences that whoever trains on it should read
+
+    @abstractmethod
+    def reset(self, seed: int, out: Slots) -> None: ...
+
+    @abstractmethod
+    def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool: ...
+
+    def picture(self) -> np.ndarray | None:
+        """What it looks like now, [H, W, 3] uint8."""
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def places(row: Row) -> Iterator[tuple[tuple[str, ...], Shape, Any]]:
+    """Every array that rows write to or read from: its place, the shape of one row of it, its dtype."""
+    spec = row.spec
+    for g in spec.groups:
+        for frame in ("now", "new"):  # what a step led to; and, where that ended the episode, what the next begins with
+            for name, shape in parts(g):
+                yield (frame, g.name, "obs", name), (g.n, *shape), row.images if len(shape) == 3 else np.float32
+            if g.mortal or spec.turns:
+                for flag in ("alive", "acts", "start"):
+                    yield (frame, g.name, flag), (g.n,), np.bool_
+            if g.masked:
+                yield (frame, g.name, "legal"), (g.n, sum(g.action.sizes)), np.bool_  # type: ignore[union-attr]
+        yield ("action", g.name), (g.n, *g.action.shape), np.float32 if g.action.kind == "continuous" else np.int64
+        yield ("reward", g.name), (g.n,), np.float32
+        yield ("terminated", g.name), (g.n,), np.bool_
+        if row.shapes:
+            yield ("shaping", g.name), (g.n,), np.float32
+    if spec.state is not None:
+        for frame in ("now", "new"):
+            yield (frame, "state"), (spec.state,), np.float32
+    yield ("stats",), (len(spec.stats),), np.float32
+    yield ("over",), (), np.bool_
+    yield ("seed",), (), np.int64
+
+
+def parts(group: Group) -> list[tuple[str, Shape]]:
+    return list(group.obs.items()) if isinstance(group.obs, dict) else [("", group.obs)]
+
+
+def arrays(row: Row, rows: int, buffer: Any = None) -> Arrays:
+    """All arrays for so many rows, laid out in a buffer, or in memory of their own."""
+    out, at = {}, 0
+    buffer = np.zeros(size(row, rows), np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
+    for place, shape, dtype in places(row):
+        length = rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        out[place] = buffer[at : at + length].view(dtype).reshape(rows, *shape)
+        at += aligned(length)
+    return out
+
+
+def size(row: Row, rows: int) -> int:
+    return sum(aligned(rows * int(np.prod(shape)) * np.dtype(dtype).itemsize) for _, shape, dtype in places(row))
+
+
+def aligned(length: int) -> int:
+    return -(-length // 64) * 64
+
+
+class Slots:
+    """One row of the arrays, as an adapter writes it. `frame` is "now" or "new"."""
+
+    def __init__(self, spec: EnvSpec, whole: Arrays, row: int, frame: str):
+        def each(*place: str) -> dict[str, Any]:
+            """Group -> its array, for those that have one."""
+            return {g.name: whole[p][row] for g in spec.groups if (p := tuple(x or g.name for x in place)) in whole}
+
+        self.obs: dict[str, Any] = {}  # group -> [N, *O], or named
+        for g in spec.groups:
+            named = {name: whole[frame, g.name, "obs", name][row] for name, _ in parts(g)}
+            self.obs[g.name] = named if isinstance(g.obs, dict) else named[""]
+        self.alive, self.acts, self.start = (each(frame, "", flag) for flag in ("alive", "acts", "start"))  # [N]
+        self.legal = each(frame, "", "legal")  # [N, A]
+        self.state = whole[frame, "state"][row] if spec.state is not None else None  # [S]
+        self.action, self.reward, self.terminated, self.shaping = (
+            each(name, "") for name in ("action", "reward", "terminated", "shaping")
+        )
+        self._stats, self._at = whole[("stats",)][row], {name: k for k, name in enumerate(spec.stats)}
+        self._zero = [*self.reward.values(), *self.terminated.values(), *self.shaping.values(), self._stats]
+
+    def stat(self, name: str, value: float) -> None:
+        self._stats[self._at[name]] = value
+
+    def clear(self) -> None:
+        for x in self._zero:
+            x.fill(0)
+
+
+class Bench:
+    """Rows that are stepped one after another, by whoever holds them."""
+
+    def __init__(self, made: list[Row], at: list[int], whole: Arrays):
+        self.rows, self.at = dict(zip(at, made, strict=True)), at
+        self.now = {i: Slots(row.spec, whole, i, "now") for i, row in self.rows.items()}
+        self.new = {i: Slots(row.spec, whole, i, "new") for i, row in self.rows.items()}
+        self.over, self.seed = whole[("over",)], whole[("seed",)]
+
+    def step(self, first: int, last: int) -> None:
+        """Those of the rows from `first` to before `last`; a row whose episode is over begins the next at once."""
+        for i, row in self.rows.items():
+            if first <= i < last:
+                now = self.now[i]
+                now.clear()
+                over = self.over[i] = row.step(now.action, now)
+                if over:
+                    row.reset(int(self.seed[i]), self.new[i])
+
+    def reset(self, rows: list[int]) -> None:
+        for i in rows:
+            self.rows[i].reset(int(self.seed[i]), self.new[i])
+
+    def forward(self, i: int, seed: int, steps: Steps) -> bool:
+        """An episode played again: where it stands is in `new`. False where it was over before."""
+        row, now, new = self.rows[i], self.now[i], self.new[i]
+        row.reset(seed, new)
+        for actions in steps:
+            now.clear()
+            if row.step(actions, new):
+                return False
+        return True
+
+    def close(self) -> None:
+        for row in self.rows.values():
+            row.close()
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How a row is made, in words that any process understands."""
+
+    module: str
+    name: str  # of the class, whose `row(config)` makes one
+    file: str | None  # where the module is a user's own file
+    config: bytes  # pickled
+    drawn: bool = False
+
+    def __call__(self) -> Row:
+        if self.file is not None:
+            load_file(Path(self.file), self.module)
+        host: Any = importlib.import_module(self.module)
+        for part in self.name.split("."):
+            host = getattr(host, part)
+        return host.row(pickle.loads(self.config), self.drawn)
+
+
+def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: list[tuple[int, int]], parent: int) -> None:
+    """The whole life of a worker that holds the rows `at`: asked over `line`, a byte at a time, it works in the arrays."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us, and they stop us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    line.settimeout(5.0)
+    try:
+        made = [make() for _ in at]
+        _, (fd, *_), _, _ = socket.recv_fds(line, 1, 1)
+        bench = Bench(made, at, arrays(made[0], rows, mmap.mmap(fd, 0)))
+        os.close(fd)
+        while True:
+            try:
+                word = line.recv(1)
+            except TimeoutError:
+                if os.getppid() != parent:  # whoever started us is gone
+                    break
+                continue
+            if word in (b"", QUIT):
+                break
+            line.sendall(DONE + _answer(bench, word, line, halves))
+        bench.close()
+    except (ConnectionError, BrokenPipeError):  # the same
+        pass
+    except BaseException as e:
+        line.sendall(FAILED + packed(in_words(e)))
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _answer(bench: Bench, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
+    if word.isdigit():
+        bench.step(*halves[int(word)])
+        return b""
+    asked = unpacked(line)
+    if word == RESET:
+        bench.reset(asked)
+        return b""
+    if word == FORWARD:
+        return packed([bench.forward(*one) for one in asked])
+    return packed(bench.rows[asked].picture())
+
+
+def in_words(e: BaseException) -> str:
+    """An exception of an environment's own, and where it was."""
+    place = traceback.extract_tb(e.__traceback__)[-1]
+    words = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}".removesuffix(": ")
+    return f"{words.removesuffix('.')} ({os.path.basename(place.filename)}, line {place.lineno})"
+
+
+def packed(thing: Any) -> bytes:
+    data = pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
+    return struct.pack("!Q", len(data)) + data
+
+
+def unpacked(line: socket.socket) -> Any:
+    (length,) = struct.unpack("!Q", exactly(line, 8))
+    return pickle.loads(exactly(line, length))
+
+
+def exactly(line: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = line.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise ConnectionError("the other side is gone")
+        data += piece
+    return bytes(data)

@@ -1,0 +1,299 @@
+"""Rows of ordinary Python environments, stepped here one after another, or in worker processes over shared memory.
+
+A worker holds several rows. What is asked of it and its answer are a byte each over a socket; actions, observations and rewards
+lie in memory that all share (`rows.py` says what is where). Rows are in two halves, fixed by their numbers, and every
+worker has some of both: whoever collects acts for one half while the other is being stepped. A row that is over begins
+its next episode in the same trip, from a seed that came along with the actions, so that nothing depends on which worker was
+faster, or how many there are.
+
+A worker that dies, or takes longer than `timeout`, is replaced: its rows are truncated where they were last seen and begin new
+episodes, a sentence in `news` says so, `restarts` counts it, and the run goes on. An exception of the environment's own
+is no accident and stops the run with its words.
+
+State is each row's seed and its actions since: `set_state` plays the episode again. Where that does not lead to the same
+observation, the row begins a new episode, and `news` says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import pickle
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.envs.base import Environment
+from shoal.envs.crew import Here, Workers
+from shoal.envs.rows import Arrays, Maker, Row, Steps, parts
+from shoal.ids import USER_MODULE
+from shoal.ops.compiler import cores
+from shoal.spec import Frame, Group, Outcome, Pay, UserError, View, tree_map
+
+BITS = 15  # of a seed, from each of two uniform numbers
+LONGEST = 100_000  # steps of an episode that are kept, to play them again
+
+Look = dict[tuple[str, ...], np.ndarray]  # what some rows saw: a place without its frame -> [rows, ...]
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    workers: Literal["auto"] | int = "auto"  # processes that step the rows; auto: one a core; 0: stepped in this one
+    overlap: bool = True  # with workers: act for one half of the rows while the other is stepped
+    timeout: float = 60.0  # seconds a worker may take before it is replaced
+    start: Literal["auto", "fork", "spawn"] = "auto"  # how workers are started; auto: fork where there is one
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and not 0 <= self.workers <= 4096:
+            raise UserError(f"--env.workers is {self.workers}: it takes a number of processes, 0 for none, or auto.")
+        if not self.timeout > 0:
+            raise UserError(f"--env.timeout is {self.timeout}: it takes seconds, more than zero.")
+        if self.start == "fork" and "fork" not in multiprocessing.get_all_start_methods():
+            raise UserError("--env.start is fork, which this system does not have: take spawn.")
+
+
+class Host(Environment, ABC):
+    """A world of ordinary Python environments. An adapter has a Config and says how a row is made."""
+
+    Config: Any = HostConfig
+    noise = 2  # uniform numbers of which a row's next seed is made
+    widest = 16  # rows of an evaluation
+
+    @classmethod
+    @abstractmethod
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        """One environment, of which pictures may be asked where it is `drawn`."""
+
+    def __init__(
+        self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ):
+        self.config: Any = config if config is not None else self.Config()
+        self.rows, self.device = rows, torch.device(device)
+        self.drawn = False  # set it before the first reset where pictures are wanted
+        self._like = self.row(self.config)
+        self._like.close()
+        self.spec, self.news = self._like.spec, list(self._like.notes)
+        middle = -(-rows // 2)
+        two = self.config.workers != 0 and self.config.overlap and rows > 1
+        self.halves = (slice(0, middle), slice(middle, rows)) if two else (slice(0, rows),)
+        self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
+        self._crew: Here | Workers | None = None
+        self._always = {(g.n, len(half)): self._flags(g, half, True) for g in self.spec.groups for half in self._ranges}
+        self._never = {(g.n, len(half)): self._flags(g, half, False) for g in self.spec.groups for half in self._ranges}
+
+    # --- the contract ---
+
+    def reset(self, noise: Tensor) -> Frame:
+        self._sow(slice(0, self.rows), noise)
+        self.crew.reset()
+        self._past = _Past(self.whole[("seed",)], self.halves)
+        self._seen = [self._look("new", half) for half in self.halves]
+        return joined([self._frame(seen, np.ones(len(r), bool)) for seen, r in zip(self._seen, self._ranges, strict=True)])
+
+    def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
+        for k, half in enumerate(self.halves):
+            self.send(k, {g: a[half] for g, a in actions.items()}, noise[half])
+        return joined([self.receive(k) for k in range(len(self.halves))])
+
+    def send(self, k: int, actions: dict[str, Tensor], noise: Tensor) -> None:
+        """Have the rows of half `k` stepped: actions [rows of the half, N, ...] in the space's own units."""
+        half = self.halves[k]
+        self._sow(half, noise)
+        taken = {g: a.cpu().numpy() for g, a in actions.items()}
+        for g, a in taken.items():
+            self.whole["action", g][half] = a
+        self._past.add(k, taken)
+        self.crew.step(k)
+
+    def receive(self, k: int) -> Outcome:
+        """What came of it."""
+        half, whole = self.halves[k], self.whole
+        lost = self.crew.wait(k)  # rows whose worker was replaced
+        following = self._look("now", half)
+        if lost:
+            at = [i - half.start for i in lost]
+            for place, x in following.items():
+                x[at] = False if place[-1] == "start" else self._seen[k][place][at]
+            whole[("over",)][lost] = True
+            for place, x in whole.items():
+                if place[0] in ("reward", "terminated", "shaping", "stats"):
+                    x[lost] = 0
+        over = whole[("over",)][half].copy()
+        self._past.ended(k, over, whole[("seed",)][half])
+        seen = following
+        if over.any():
+            new = self._look("new", half)
+            seen = {p: np.where(over.reshape(-1, *(1,) * (x.ndim - 1)), new[p], x) for p, x in following.items()}
+        self._seen[k] = seen
+        nobody = np.zeros_like(over)
+        next_frame = self._frame(following, nobody)
+        frame = self._frame(seen, over) if over.any() else next_frame
+        pays = {g.name: self._pay(g, half) for g in self.spec.groups}
+        stats = {name: self._tensor(whole[("stats",)][half, j].copy()) for j, name in enumerate(self.spec.stats)}
+        return Outcome(pays, self._tensor(over), stats, next_frame, frame)
+
+    def get_state(self) -> dict[str, Any]:
+        """Each row's seed, its actions since, and what they led to."""
+        seen = [torch.from_numpy(np.concatenate([look[place] for look in self._seen])) for place in self._seen[0]]
+        return {"seeds": torch.from_numpy(self._past.seeds.copy()), "actions": self._past.actions(), "seen": seen}
+
+    def set_state(self, state: dict[str, Any]) -> Frame:
+        seeds, steps = state["seeds"].numpy(), [_steps(actions) for actions in state["actions"]]
+        if len(seeds) != self.rows:
+            raise UserError(f"this state has {len(seeds)} rows and the world {self.rows}: make the world with as many.")
+        strange = ~np.array(self.crew.forward(seeds, steps))
+        for x, y in zip(self._look("new", slice(None)).values(), (t.numpy() for t in state["seen"]), strict=True):
+            strange |= ~((x == y) | ((x != x) & (y != y))).reshape(self.rows, -1).all(1)
+        if strange.any():
+            seeds = np.where(strange, (abs(seeds) * 48271 + 11) % (1 << 2 * BITS), seeds)
+            steps = [[] if odd else s for odd, s in zip(strange, steps, strict=True)]
+            self.whole[("seed",)][:] = seeds
+            self.crew.reset(np.flatnonzero(strange).tolist())
+            self.news.append(
+                f"{strange.sum()} of {self.rows} rows did not come out the same when their episode was played again: new "
+                "episodes began there, and from here on this run is not bit for bit the one that was stopped."
+            )
+        self.begun_anew = self._tensor(strange)
+        self._past = _Past(seeds, self.halves, steps)
+        self._seen = [self._look("new", half) for half in self.halves]
+        young = np.array([not s for s in steps])
+        return joined([self._frame(seen, young[half]) for seen, half in zip(self._seen, self.halves, strict=True)])
+
+    def draw(self, row: int = 0) -> np.ndarray | None:
+        """A picture [H, W, 3], where the environment has one."""
+        return self.crew.picture(row)
+
+    def close(self) -> None:
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    @property
+    def crew(self) -> Here | Workers:
+        """Who steps the rows; made at the first need."""
+        if self._crew is None:
+            cls, c = type(self), self.config
+            file = inspect.getfile(cls) if cls.__module__.startswith(USER_MODULE) else None
+            make = Maker(cls.__module__, cls.__qualname__, file, pickle.dumps(c), self.drawn)
+            workers = min(cores() if c.workers == "auto" else c.workers, self.rows)
+            halves = [(h.start, h.stop) for h in self.halves]
+            if workers:
+                self._crew = Workers(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
+            else:
+                self._crew = Here(make, self._like, self.rows, halves)
+            self.whole = self._crew.whole
+            weakref.finalize(self, self._crew.close)
+        return self._crew
+
+    @property
+    def restarts(self) -> int:  # type: ignore[override]
+        """Workers that were replaced so far."""
+        return getattr(self._crew, "restarts", 0)
+
+    # --- inside ---
+
+    @property
+    def _ranges(self) -> list[range]:
+        return [range(self.rows)[half] for half in self.halves]
+
+    def _flags(self, g: Group, half: range, value: bool) -> Tensor:
+        """One object for all steps, by which whoever gathers them knows a constant."""
+        return torch.full((len(half), g.n), value, device=self.device)
+
+    def _sow(self, half: slice, noise: Tensor) -> None:
+        high, low = (noise.double().cpu().numpy() * (1 << BITS)).astype(np.int64).T
+        self.crew.whole[("seed",)][half] = high << BITS | low
+
+    def _tensor(self, x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(self.device)
+
+    def _look(self, frame: str, half: slice) -> Look:
+        """A copy: what is shared is written over."""
+        return {place[1:]: x[half].copy() for place, x in self.whole.items() if place[0] == frame}
+
+    def _frame(self, look: Look, start: np.ndarray) -> Frame:
+        """As tensors; in groups where nobody comes or goes, all agents start where `start` [rows] says."""
+        views, rows = {}, len(start)
+        for g in self.spec.groups:
+            named = {name: self._tensor(look[g.name, "obs", name]) for name, _ in parts(g)}
+            obs = named if isinstance(g.obs, dict) else named[""]
+            legal = self._tensor(look[g.name, "legal"]) if g.masked else None
+            if (g.name, "alive") in look:
+                alive, acts, begins = (self._tensor(look[g.name, flag]) for flag in ("alive", "acts", "start"))
+            else:
+                alive = acts = self._always[g.n, rows]
+                begins = self._tensor(start)[:, None].expand(rows, g.n) if start.any() else self._never[g.n, rows]
+            views[g.name] = View(obs, alive, acts, begins, legal)
+        return Frame(views, self._tensor(look[("state",)]) if self.spec.state is not None else None)
+
+    def _pay(self, g: Group, half: slice) -> Pay:
+        reward, terminated, shaping = (
+            self._tensor(self.whole[kind, g.name][half].copy()) if (kind, g.name) in self.whole else None
+            for kind in ("reward", "terminated", "shaping")
+        )
+        assert reward is not None
+        assert terminated is not None
+        return Pay(reward, terminated, shaping)
+
+    whole: Arrays
+    _past: _Past
+    _seen: list[Look]
+
+
+def joined(halves: list[Any], rows_at: int = 0) -> Any:
+    """Trees of some rows each as one of all rows."""
+    return halves[0] if len(halves) == 1 else tree_map(lambda *xs: torch.cat(xs, rows_at), *halves)
+
+
+# --- what is needed to play an episode again --------------------------------------------------------------------------
+
+
+class _Past:
+    """Each row's seed and its actions since: the steps of each half in a list, and where in it a row's episode began."""
+
+    def __init__(self, seeds: np.ndarray, halves: tuple[slice, ...], steps: list[Steps] | None = None):
+        self.seeds, self.halves, rows = seeds.copy(), halves, len(seeds)
+        self.began = np.zeros(rows, np.int64)
+        self.log: list[Steps] = [[] for _ in halves]
+        for k, half in enumerate(halves if steps else ()):
+            mine = steps[half]  # type: ignore[index]
+            longest = max(len(s) for s in mine)
+            blank = next(({g: np.zeros_like(x) for g, x in s[0].items()} for s in mine if s), {})
+            filled = [[blank] * (longest - len(s)) + s for s in mine]  # all end now
+            self.log[k] = [{g: np.stack([s[t][g] for s in filled]) for g in blank} for t in range(longest)]
+            self.began[half] = [longest - len(s) for s in mine]
+
+    def add(self, k: int, actions: dict[str, np.ndarray]) -> None:
+        log, began = self.log[k], self.began[self.halves[k]]
+        log.append(actions)
+        if len(log) > LONGEST:  # nobody can wait for that to be played again
+            self.seeds[self.halves[k]][began == 0] = -1
+            began[began == 0] = len(log)
+        first = int(began.min())
+        if first >= 64 and first >= len(log) // 2:
+            del log[:first]
+            began -= first
+
+    def ended(self, k: int, over: np.ndarray, seeds: np.ndarray) -> None:
+        half = self.halves[k]
+        self.began[half][over] = len(self.log[k])
+        self.seeds[half][over] = seeds[over]
+
+    def actions(self) -> list[dict[str, Tensor]]:
+        """For each row the actions by group, [steps, N, ...]."""
+        out = []
+        for log, half in zip(self.log, self.halves, strict=True):
+            for j, first in enumerate(self.began[half]):
+                mine = log[first:]
+                out.append({g: torch.from_numpy(np.stack([s[g][j] for s in mine])) for g in (mine[0] if mine else ())})
+        return out
+
+
+def _steps(actions: dict[str, Tensor]) -> Steps:
+    arrays_ = {g: x.numpy() for g, x in actions.items()}
+    return [{g: x[t] for g, x in arrays_.items()} for t in range(len(next(iter(arrays_.values()), ())))]
