@@ -22,14 +22,19 @@ LEVELS = {
     **dict.fromkeys(("cli", "api", "__main__"), 5),
 }
 ATTICS = {"utils", "util", "common", "misc", "helpers", "helper"}
-FOREIGN_WORLDS = {"mpe2", "gymnasium", "pettingzoo", "gym"}
+FOREIGN_WORLDS = {"mpe2", "gymnasium", "pettingzoo", "gym", "vmas", "envpool", "mamujoco", "lbforaging", "rware"}
+HOSTS = {f"envs/{name}.py" for name in (*FOREIGN_WORLDS, "rows", "crew", "vector", "football", "own")}  # rows are stepped there
 HOMES = {  # library -> the files, or the folder, where it may be imported
     "wandb": ("log/wandb.py",),
     "triton": ("ops/triton.py",),
     "tensorboard": ("log/tensorboard.py",),
     "rich": ("log/console.py", "cli.py"),
-    **dict.fromkeys(("PIL", "matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
+    **dict.fromkeys(("matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
+    "PIL": ("tools/", "envs/pixels.py"),
     **{name: ("tools/bench.py", f"envs/{name}.py") for name in FOREIGN_WORLDS},
+    "gymnasium": ("tools/", "envs/gymnasium.py", "envs/football.py", "envs/pettingzoo.py"),
+    "gymnasium_robotics": ("envs/mamujoco.py",),
+    "gfootball": ("envs/football.py",),
 }
 EVERYWHERE = {"torch", "numpy"}
 GAMMA = re.compile(r"_*(gamma|discount)(s|_\w+)?")
@@ -37,7 +42,7 @@ RECKONING = {"mul", "mul_", "pow", "pow_", "add", "add_", "sub", "sub_", "div", 
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like"}
 DRAWS_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
 SEEDS_FOR_A_WHILE = dict.fromkeys(
-    ("nets/heads.py", "training/seeds.py"), ("torch.random.fork_rng", "torch.manual_seed")
+    ("nets/heads.py", "training/seeds.py", "envs/vmas.py"), ("torch.random.fork_rng", "torch.manual_seed")
 )  # and back
 DRAWS_INSIDE = {"dropout", "gumbel_softmax", "rrelu", "alpha_dropout"}  # functions that draw from the global generator
 
@@ -60,7 +65,7 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     imports = [(node, module) for node in ast.walk(tree) for module in _imported(node, where)]
     for node, module in imports:
         yield from _import(node, module, name)
-    steps_foreign = any(module.partition(".")[0] in FOREIGN_WORLDS for _, module in imports) or name == "envs/vector.py"
+    steps_foreign = any(module.partition(".")[0] in FOREIGN_WORLDS for _, module in imports) or name in HOSTS
     lawful = _seeds_for_a_while(tree, SEEDS_FOR_A_WHILE.get(name, ()))
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
@@ -74,6 +79,8 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
                 if not inherited and not remembers:
                     yield line, "step", "only training/collect.py steps a world"
+            if called in ("send", "receive") and receiver == "env" and name != "training/collect.py":
+                yield line, "step", "only training/collect.py steps a world"
             if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "envs"):
                 yield line, "item", "the logger makes numbers"
             if called in ("tolist", "numpy") and receiver and room in ("algos", "ops", "nets"):

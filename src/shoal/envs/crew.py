@@ -84,11 +84,8 @@ class Workers:
         self.restarts, self.open = 0, True
         self.file = shared_file(size(like, rows))
         self.whole = arrays(like, rows, mmap.mmap(self.file.fileno(), 0))
-        shares: list[list[int]] = [[] for _ in range(workers)]
-        for first, last in halves:  # every worker has some of each half
-            for i in range(first, last):
-                shares[(i - first) * workers // (last - first)].append(i)
-        self.workers = [self._started(Worker(at, None, None, set())) for at in shares if at]  # type: ignore[arg-type]
+        shares = [list(range(k, rows, workers)) for k in range(workers)]  # every worker has some of each half
+        self.workers = [self._started(Worker(at, None, None, set())) for at in shares]  # type: ignore[arg-type]
 
     def reset(self, rows: list[int] | None = None) -> None:
         asked = {id(w): [i for i in w.at if rows is None or i in rows] for w in self.workers}
@@ -168,8 +165,8 @@ class Workers:
         w.line.close()
 
     def _ask(self, w: Worker, word: bytes) -> None:
-        w.line.settimeout(self.timeout)
         with suppress(OSError):  # if it is gone, it does not answer either
+            w.line.settimeout(self.timeout)
             w.line.sendall(word)
 
     def _done(self, w: Worker, patience: float | None = None) -> bool:

@@ -43,8 +43,8 @@ that player sees it, and its reward, and returns what is paid beside the reward.
 
 **Ends.** Goals, a lost ball and a ball out of play terminate where the scenario says so; the time limit truncates, after
 exactly as many steps as the scenario says (gfootball itself plays one more). `success` is 1 where the left team, or the only
-one that is played, scored more; `goal_difference` says how many more. The same seed and actions repeat exactly: the seed
-also decides who kicks off and which team is reckoned first.
+one that is played, scored more; `goal_difference` says how many more. What is seen after a goal is the kick-off that
+follows. The same seed and actions repeat exactly: the seed also decides who kicks off and which team is reckoned first.
 
 Pictures are drawn off-screen, of one row a process; others have none.
 """
@@ -324,14 +324,11 @@ class FootballRow(Row):
             self.core = library().core.FootballEnvCore(self.settings)
             self.draws = self.drawn and not library().core._active_rendering
             if self.draws:
-                self.core.render("human")  # changes over to an engine that draws
+                self._draw()
         self.settings["game_engine_random_seed"] = seed % SEEDS
         self.settings["reverse_team_processing"] = bool(seed & 1)
         self.settings["episode_number"] = seed >> 1 & 1  # scenarios that kick off by turns go by it
-        if self.draws:
-            self.core._env.game_config.render = True  # or the engine has nothing to draw with and falls over
         self.core.reset()
-        self.core.disable_render()  # until a picture is asked for
         self.rings = {group.name: [0] * group.n for group in self.spec.groups}
         self._write(self._seen(self.core.observation()), out)
 
@@ -385,6 +382,19 @@ class FootballRow(Row):
         self.core.render("human")
         self.core.disable_render()
         return np.ascontiguousarray(self.core._observation["frame"])  # what `render` returns has red and blue exchanged
+
+    def _draw(self) -> None:
+        """Change over to an engine that draws. It falls over unless it is told so at every reset; then it draws on demand."""
+        core = self.core
+        core.render("human")
+        begin, game = core._reset, core._env.game_config
+
+        def begun(animations: bool, inc: int) -> None:
+            game.render = True
+            begin(False, inc)
+            game.render = False
+
+        core._reset = begun
 
     def close(self) -> None:
         if self.core is not None:

@@ -99,8 +99,8 @@ class Table(Row):
         observers = {a: Observer(s, MASK if masked[a] else None) for a, s in spaces.items()}
         moves = {a: Moves(env.action_space(a)) for a in self.agents}
         alike = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
-        cast = _chosen(groups, self.agents, alike) if groups else _by_stem(self.agents, alike)
-        sides = _sides(teams, list(cast))
+        cast = cast_of(groups, self.agents, alike)
+        sides = sides_of(teams, list(cast))
         self.mortal = self.turns or (len(self.agents) > 1 if mortal is None else mortal)
         self.seats: dict[Any, Seat] = {}
         made = []
@@ -319,13 +319,17 @@ def _of(infos: Any, agent: Any) -> Mapping[str, Any]:
 # --- who is with whom ------------------------------------------------------------------------------------------------
 
 
+def cast_of(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
+    """Group -> its agents: as the user says, else by name stem; `alike` is equal for agents whose spaces are."""
+    return _chosen(text, agents, alike) if text else _by_stem(agents, alike)
+
+
 def stem(name: str) -> str:
     """adversary_0 -> adversary"""
     return re.sub(r"[_-]?\d+$", "", name) or name
 
 
 def _by_stem(agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    """Group -> its agents, by name stem and equal spaces."""
     found: dict[str, dict[Any, list[Any]]] = {}
     for a in agents:
         found.setdefault(stem(str(a)), {}).setdefault(alike[a], []).append(a)
@@ -342,7 +346,6 @@ def _by_stem(agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
 
 
 def _chosen(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    """The same, as the user says."""
     named = {str(a): a for a in agents}
     chosen, seen = lists(text, "--env.groups"), set()
     for group, words in chosen.items():
@@ -360,7 +363,7 @@ def _chosen(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, li
     return {group: [named[w] for w in words] for group, words in chosen.items()}
 
 
-def _sides(text: str, groups: list[str]) -> dict[str, str]:
+def sides_of(text: str, groups: list[str]) -> dict[str, str]:
     """Group -> team."""
     if text.strip() == "all":
         return dict.fromkeys(groups, "team" if len(groups) > 1 else groups[0])

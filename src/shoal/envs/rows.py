@@ -205,7 +205,7 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
     """The whole life of a worker that holds the rows `at`: asked over `line`, a byte at a time, it works in the arrays."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us, and they stop us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    line.settimeout(5.0)
+    line.settimeout(1.0)
     try:
         made = [make() for _ in at]
         _, (fd, *_), _, _ = socket.recv_fds(line, 1, 1)
