@@ -16,12 +16,13 @@ _PUBLIC = {
     "resume": "shoal.api",
     "evaluate": "shoal.api",
     "load": "shoal.api",
+    "check": "shoal.api",
     "Policy": "shoal.api",
     "Hook": "shoal.training.loop",
     "Run": "shoal.training.run",
     "UserError": "shoal.spec",
 }
-__all__ = ["Hook", "Policy", "Run", "UserError", "evaluate", "load", "make", "resume", "train"]
+__all__ = ["Hook", "Policy", "Run", "UserError", "check", "evaluate", "load", "make", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,8 @@ from shoal.envs.base import Environment
 from shoal.flags import build
 from shoal.log.console import Board
 from shoal.spec import Box, Frame, Group, UserError, View
+from shoal.tools.check import CheckOptions, Report
+from shoal.tools.check import check as look_over
 from shoal.training import several
 from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
@@ -34,6 +36,11 @@ def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torc
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows is {rows!r}: it takes a whole number, at least 1.")
     return make_env(env, rows, choose_device(device), dtype, **config)
+
+
+def check(env: str | Path, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
+    """Look an environment over, by id or path, with its own settings as keywords: what it is, and what is wrong with it."""
+    return look_over(_word(env), build(CheckOptions, {"steps": steps, "rows": rows, "timeout": timeout}, "check"), config)
 
 
 def train(

@@ -27,6 +27,7 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
   shoal eval RUN [flags]            play a run's policies and measure them
   shoal watch RUN [flags]           film a run's policies
   shoal plot RUN... [--out F.png]   learning curves of runs, or of folders of them; seeds are one curve
+  shoal check ENV [flags]           look an environment over: what it is, what is wrong with it, who can play it
   shoal envs | algos | runs         what there is
   shoal bench env|train|update ...  measure speed
 
@@ -104,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         "eval": evaluate,
         "watch": watch,
         "plot": plot,
+        "check": check,
         "envs": envs,
         "algos": algos,
         "runs": runs,
@@ -307,6 +309,36 @@ def plot(words: list[str], flags: dict[str, str]) -> int:
 
     print(f"plotted: {draw([Path(w) for w in words], Path(options.out), options.metric)}")
     return 0
+
+
+def check(words: list[str], flags: dict[str, str]) -> int:
+    from shoal.tools import check as tool
+
+    config = {k[4:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("env.")}
+    notes = "  --env.FIELD   settings of the environment's own: `shoal train ippo ENV --help` lists them"
+    options = parse(tool.CheckOptions, words, flags, "check ENV", notes)
+    if options is None:
+        return 0
+    (env,) = exactly(words, 1, "check takes an environment")
+    report = tool.check(env, options, config)
+    if options.json:
+        print(json.dumps(report.as_json()))
+    else:
+        _print_check(report)
+    return 1 if report.of("problem") else 0
+
+
+def _print_check(report: Any) -> None:
+    """What it is, what was seen, who can play it; and what is wrong last, where the eye is."""
+    print(f"{report.env}: {report.summary}".rstrip(": "))
+    if report.spec is not None:
+        table(["group", "team", "agents", "sees", "paid", "does"], report.group_rows)
+        table(["world", ""], report.lines)
+    good = ", ".join(f.about for f in report.of("ok"))
+    found = [[level, f.about, f.sentence] for level in ("note", "problem") for f in report.of(level)]
+    table(["finding", "about", ""], [["ok", "", good], *found] if good else found)
+    problems = len(report.of("problem"))
+    print(f"{problems or 'no'} problem{'' if problems == 1 else 's'}.")
 
 
 def envs(words: list[str], flags: dict[str, str]) -> int:

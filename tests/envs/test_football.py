@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import shoal
 from shoal.envs import football
@@ -19,7 +20,15 @@ from shoal.envs.football import NAMES, Football, FootballRow, by_ball, by_posses
 from shoal.envs.rows import Slots, arrays
 from shoal.spec import Discrete, UserError
 
-BUILT = importlib.util.find_spec("gfootball") is not None
+
+def built() -> bool:
+    try:
+        return library() is not None
+    except UserError:
+        return False
+
+
+BUILT = built()
 needs_football = pytest.mark.skipif(not BUILT, reason="football is not built: make football")
 
 LEFT, TOP, RIGHT, BOTTOM, SHOT = 1, 3, 5, 7, 12
@@ -93,6 +102,8 @@ def test_names_are_known_without_the_library(monkeypatch: pytest.MonkeyPatch) ->
 def test_scenarios_that_are_not_there() -> None:
     with pytest.raises(UserError, match=r"no scenario 'academy_empty_gaol' \(did you mean 'academy_empty_goal'"):
         Football.row(Football.Config(id="academy_empty_gaol"))
+    with pytest.raises(UserError, match=r"no scenario 'chess'; it has 11_vs_11_competition, .*, test_example_multiagent\.$"):
+        Football.row(Football.Config(id="chess"))
 
 
 @pytest.mark.parametrize(
@@ -204,9 +215,9 @@ def test_customary_numbers_can_be_played() -> None:
 
 @needs_football
 def test_more_players_than_there_are() -> None:
-    with pytest.raises(UserError, match=r"--env.left is 5: 5_vs_5 has 4 players on the left"):
+    with pytest.raises(UserError, match=r"--env.left is 5: 5_vs_5 has 4 on the left"):
         FootballRow(Football.Config(id="5_vs_5", left=5))
-    with pytest.raises(UserError, match=r"--env.right is 2: 1_vs_1_easy has 1 players on the right"):
+    with pytest.raises(UserError, match=r"--env.right is 2: 1_vs_1_easy has 1 on the right"):
         FootballRow(Football.Config(id="1_vs_1_easy", right=2))
 
 
@@ -284,20 +295,21 @@ def test_the_right_alone_reckons_its_own_goals() -> None:
 
 
 @needs_football
-@pytest.mark.parametrize(("id", "left", "right"), [("5_vs_5", 4, 4), ("academy_3_vs_1_with_keeper", 3, 1)])
-def test_all_as_gfootball_has_it(id: str, left: int, right: int) -> None:
+@pytest.mark.parametrize(
+    ("id", "left", "right", "seed"), [("5_vs_5", 4, 4, 4), ("5_vs_5", 4, 4, 5), ("academy_3_vs_1_with_keeper", 3, 1, 5)]
+)
+def test_all_as_gfootball_has_it(id: str, left: int, right: int, seed: int) -> None:
     """Its own environment beside ours, from the same seed with the same actions."""
     with Play(id, left=left, right=right) as play, Play(id, left=left, right=right, representation="extracted") as images:
         from gfootball.env import config, football_env, observation_preprocessing, wrappers
 
-        play.reset(5)
-        images.reset(5)
+        play.reset(seed)
+        images.reset(seed)
         own = config.Config(
             {
                 "level": id,
                 "players": [f"agent:left_players={left},right_players={right}"],
-                "game_engine_random_seed": 5,
-                "reverse_team_processing": True,
+                "game_engine_random_seed": seed,
                 "episode_number": -1,  # counted up when it is made
             }
         )
@@ -566,15 +578,55 @@ print("played", out.obs["agents"].shape)
 
 
 @needs_football
-def test_it_is_found_and_trained_on(tmp_path: Path) -> None:
-    env = shoal.make("football/academy_empty_goal_close", rows=2, workers=0)
-    import torch
-
+@pytest.mark.parametrize("id", ["football/academy_empty_goal_close", "academy_empty_goal_close"])
+def test_it_is_made_by_its_name(id: str) -> None:
+    env = shoal.make(id, rows=2, workers=0, right=1, horizon=6)
     frame = env.reset(torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64))
-    assert frame["agents"].obs.shape == (2, 1, 115)
+    assert frame["right"].obs.shape == (2, 1, 115)
     assert frame.state is not None
     assert frame.state.shape == (2, 104)
+    for t in range(6):
+        outcome = env.step({g: torch.full((2, 1), RIGHT) for g in ("left", "right")}, torch.full((2, env.noise), 0.5 + t / 100))
+    assert outcome.over.tolist() == [True, True]
+    assert not outcome.pays["left"].terminated.any()
+    assert outcome.next["left"].obs[0, 0, 2] > outcome.frame["left"].obs[0, 0, 2]  # ran; and begins again
+    assert outcome.stats["success"].tolist() == [0, 0]
     env.close()
+
+
+@needs_football
+def test_what_a_row_saw_is_found_again() -> None:
+    """Rows in workers: played again from their seeds and actions, they stand where they stood."""
+    env = shoal.make("football/5_vs_5", rows=2, workers=1, right=4)
+    env.reset(torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64))
+    for t in range(10):
+        actions = {g: torch.arange(8).reshape(2, 4) + t for g in ("left", "right")}
+        frame = env.step(actions, torch.full((2, env.noise), 0.5)).frame
+    again = env.set_state(env.get_state())
+    assert torch.equal(again["left"].obs, frame["left"].obs)
+    assert torch.equal(again["right"].obs, frame["right"].obs)
+    assert env.news == []
+    env.close()
+
+
+@needs_football
+def test_it_is_trained_on(tmp_path: Path) -> None:
+    run = shoal.train(
+        "mappo",
+        "football/academy_3_vs_1_with_keeper",
+        steps=100,
+        envs=2,
+        seed=0,
+        out=str(tmp_path / "run"),
+        quiet=True,
+        env={"workers": 0, "horizon": 20, "shape": "ball", "representation": "raw"},
+        net={"attention": "both"},
+        eval={"episodes": 1},
+    )
+    last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 100
+    assert last["return/agents"] == 0.0  # nobody scores, and shaping is not reported
+    assert last["success"] == 0.0
 
 
 @needs_football

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.envs.mamujoco import MaMuJoCo
+from shoal.envs.mamujoco import MaMuJoCo, claims
 from shoal.envs.rows import Bench, arrays
+from shoal.ids import find
 from shoal.spec import Box, UserError
 
 
@@ -23,6 +24,12 @@ def test_bodies_by_name() -> None:
         MaMuJoCo.row(config(""))
     with pytest.raises(UserError, match="move at once"):
         MaMuJoCo.row(config("Ant-4x2", turns=True))
+
+
+def test_what_it_claims() -> None:
+    assert all(map(claims, ["Ant-4x2", "Humanoid-9|8", "CoupledHalfCheetah-1p1"]))
+    assert not any(map(claims, ["Ant-v5", "Ant", "CartPole-v1", "Antt-4x2"]))
+    assert find("envs", "mamujoco/Ant-4x2").settings == {"id": "Ant-4x2"}
 
 
 def test_the_ant() -> None:

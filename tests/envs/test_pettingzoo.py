@@ -13,6 +13,7 @@ import torch
 
 from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, Table, claims, made, modules, row_of
 from shoal.envs.rows import Slots, arrays
+from shoal.ids import find
 from shoal.spec import Box, Discrete, UserError, tree_leaves
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -180,6 +181,21 @@ def test_a_reward_that_is_not_mentioned_is_none() -> None:
     d.reset()
     assert d.step()
     assert told(d.now.reward) == [10, 0, 10]
+
+
+def test_nobody_terminates_twice() -> None:
+    class Lingering(Play):
+        def step(self, actions: dict[str, int]) -> Any:
+            seen, pay, terminated, *rest = super().step(actions)
+            return seen, pay, {**terminated, "walker_1": True}, *rest
+
+    d = Driver(ParallelRow(play([("02", "1", ""), ("02", "", ""), ("", "", "02")], base=Lingering)))
+    d.reset()
+    said = []
+    for _ in range(3):
+        d.step()
+        said.append(told(d.now.terminated))
+    assert said == [[False, True, False], [False, False, False], [False, False, False]]
 
 
 def test_a_promise_to_stay() -> None:
@@ -552,6 +568,19 @@ def play_turns(**attributes: Any) -> Any:
     return type("Game", (Turns,), attributes)()
 
 
+def test_what_is_paid_as_the_dead_leave() -> None:
+    class Heirs(Turns):
+        def step(self, action: int | None) -> None:
+            super().step(action)  # type: ignore[arg-type]
+            if action is None and "c" in self.rewards:
+                self.rewards["c"] += 5
+
+    d = Driver(AECRow(Heirs(), ABC))
+    d.reset()
+    assert not move(d, 3)
+    assert told(d.now.reward) == [3, 0, 1.5 + 5]
+
+
 def test_the_dead_must_leave() -> None:
     class Stuck(Turns):
         def step(self, action: int | None) -> None:
@@ -599,6 +628,7 @@ def test_what_it_claims() -> None:
     assert not any(
         map(claims, ["simple_tag", "CartPole-v1", "multiwalker_v9", "mpe2.simple_v3", "sisl.multiwalker", "sisl.x_v1.y"])
     )
+    assert find("envs", "pettingzoo/sisl.multiwalker_v9").settings == {"id": "sisl.multiwalker_v9"}
     assert {"sisl.multiwalker_v9", "classic.tictactoe_v3", "butterfly.pistonball_v6"} <= set(modules("pettingzoo"))
 
 
@@ -731,11 +761,17 @@ def test_as_a_world() -> None:
 # --- mpe2 ------------------------------------------------------------------------------------------------------------
 
 
+def test_what_mpe2_claims() -> None:
+    from shoal.envs.mpe2 import claims as claims_mpe2
+
+    assert all(map(claims_mpe2, ["simple_v3", "simple_tag_v3", "collect_treasure_v1"]))
+    assert not any(map(claims_mpe2, ["simple_tag", "simple", "sisl.multiwalker_v9"]))
+
+
 @pytest.mark.parametrize("name", ["simple_tag", "simple_spread", "simple_world_comm", "simple_speaker_listener"])
 def test_mpe2_is_the_world_that_we_have(name: str) -> None:
     pytest.importorskip("mpe2")
     from shoal.envs.mpe2 import MPE2
-    from shoal.ids import find
 
     id = name + ("_v4" if name == "simple_speaker_listener" else "_v3")
     theirs = MPE2.row(MPE2.Config(workers=0, id=id)).spec
@@ -750,7 +786,6 @@ def test_mpe2_steps_as_ours_does() -> None:
     """From the same state, with the same actions: the same rewards and observations, through both adapters."""
     pytest.importorskip("mpe2")
     from shoal.envs.mpe2 import MPE2
-    from shoal.ids import find
 
     d = Driver(MPE2.row(MPE2.Config(workers=0, id="simple_tag_v3")))  # type: ignore[arg-type]
     ours = find("envs", "simple_tag").load()(rows=1, dtype=torch.float64)

@@ -196,7 +196,7 @@ class OnPolicy(Algorithm, ABC):
         before = self.joined(memory.__getitem__, at)
         obs, moves = self.sight.obs(frame, at), self._moves(frame, at)
         pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, moves)
-        states = {**before, "actor": after} if self.recurrent else dict(before)
+        states: dict[str, Any] = {**before, "actor": after} if self.recurrent else dict(before)
         if self.recurrent and explore and self.critic is not None:
             seen = self.sight.seen(frame, at) if self.sight.central else obs
             states["critic"] = self.critic.value(seen, before["critic"], None, moves)[1]

@@ -59,6 +59,7 @@ class Sketch:
     lines: tuple[str, ...] = ()
     extent: float = 1.0  # the half-width that is always in view
     segments: tuple[Line, ...] = ()
+    picture: np.ndarray | None = None  # [H, W, 3] in the place of all that, where somebody else has drawn it
 
 
 class Environment(ABC):
@@ -73,6 +74,7 @@ class Environment(ABC):
     device: torch.device
     noise: int = 0  # uniform numbers a row takes each step
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
+    drawn: bool = False  # somebody will ask for drawings: set before the first reset
     widest: int = 256  # rows of an evaluation at most
     news: list[str] = []  # sentences for whoever trains on this, who takes them out
     halves: tuple[slice, ...] = ()  # of a world in other processes: rows that `send` and `receive` step apart from the others
@@ -92,8 +94,8 @@ class Environment(ABC):
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> Frame: ...
 
-    def draw(self, row: int = 0) -> Sketch | np.ndarray | None:
-        """Shapes for the renderer, or a picture [H, W, 3]."""
+    def draw(self, row: int = 0) -> Sketch | None:
+        """Shapes for the renderer, or a picture."""
         return None
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from shoal.envs import rows as words
-from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, in_words, packed, serve, size, unpacked
+from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, heard, in_words, packed, serve, size, unpacked
 from shoal.spec import UserError
 
 TRIES = 3  # times in a row that a worker is replaced before it is taken for broken
@@ -32,6 +32,8 @@ SHARED = "/dev/shm"  # a file there is memory
 class Here:
     """This process, one row after another."""
 
+    sound = True
+
     def __init__(self, make: Maker, like: Row, rows: int, halves: list[tuple[int, int]]):
         self.whole, self.halves, self.all = arrays(like, rows), halves, list(range(rows))
         self.bench = Bench([make() for _ in self.all], self.all, self.whole)
@@ -39,10 +41,10 @@ class Here:
     def reset(self, rows: list[int] | None = None) -> None:
         attempt(self.bench.reset, self.all if rows is None else rows)
 
-    def step(self, k: int) -> None:
-        attempt(self.bench.step, *self.halves[k])
+    def step(self, k: int | None) -> None:
+        attempt(self.bench.step, *(self.halves[k] if k is not None else (0, len(self.all))))
 
-    def wait(self, k: int) -> list[int]:
+    def wait(self, k: int | None) -> list[int]:
         return []
 
     def forward(self, seeds: np.ndarray, steps: list[Steps]) -> list[bool]:
@@ -60,7 +62,8 @@ class Worker:
     at: list[int]  # its rows
     process: Any
     line: socket.socket
-    lost: set[int]  # halves whose rows it does not have any more, or not yet
+    share: dict[int | None, list[int]]  # those of each half, and all
+    lost: set[int | None]  # halves whose rows it does not have any more, or not yet
     failures: int = 0  # in a row
 
 
@@ -85,7 +88,7 @@ class Workers:
         self.file = shared_file(size(like, rows))
         self.whole = arrays(like, rows, mmap.mmap(self.file.fileno(), 0))
         shares = [list(range(k, rows, workers)) for k in range(workers)]  # every worker has some of each half
-        self.workers = [self._started(Worker(at, None, None, set())) for at in shares]  # type: ignore[arg-type]
+        self.workers = [self._started(Worker(at, None, None, self._share(at), set())) for at in shares]  # type: ignore[arg-type]
 
     def reset(self, rows: list[int] | None = None) -> None:
         asked = {id(w): [i for i in w.at if rows is None or i in rows] for w in self.workers}
@@ -97,19 +100,25 @@ class Workers:
                 self._begin(w, asked[id(w)])
             w.lost.clear()
 
-    def step(self, k: int) -> None:
-        for w in self.workers:
-            if k not in w.lost and self._share(w, k):
-                self._ask(w, b"%d" % k)
+    @property
+    def sound(self) -> bool:
+        """No rows are lost: all can be stepped at once."""
+        return not any(w.lost for w in self.workers)
 
-    def wait(self, k: int) -> list[int]:
-        """The rows of half `k` whose worker was replaced: they have begun anew."""
+    def step(self, k: int | None) -> None:
+        """The rows of half `k`, or all."""
+        for w in self.workers:
+            if k not in w.lost and w.share[k]:
+                self._ask(w, words.STEP[k])
+
+    def wait(self, k: int | None) -> list[int]:
+        """The rows of half `k`, or of all, whose worker was replaced: they have begun anew."""
         lost = []
         for w in self.workers:
-            mine = self._share(w, k)
+            mine = w.share[k]
             if mine and (k in w.lost or not self._done(w)):
                 self._begin(w, mine)
-                w.lost.discard(k)
+                w.lost -= set(w.share) if k is None else {k}
                 lost += mine
         return lost
 
@@ -143,9 +152,8 @@ class Workers:
 
     # --- one worker ---
 
-    def _share(self, w: Worker, k: int) -> list[int]:
-        first, last = self.halves[k]
-        return [i for i in w.at if first <= i < last]
+    def _share(self, at: list[int]) -> dict[int | None, list[int]]:
+        return {None: at, **{k: [i for i in at if first <= i < last] for k, (first, last) in enumerate(self.halves)}}
 
     def _started(self, w: Worker) -> Worker:
         w.line, theirs = socket.socketpair()
@@ -173,7 +181,7 @@ class Workers:
         """Wait for its answer. False: it was replaced by one that has no rows yet."""
         w.line.settimeout(patience or self.timeout)
         try:
-            answer = w.line.recv(1)
+            answer = heard(w.line)
         except TimeoutError:
             return self._replace(w, f"took longer than {patience or self.timeout:g} s (--env.timeout)")
         except OSError:
@@ -196,7 +204,7 @@ class Workers:
             raise broken(f"its worker {why}, {w.failures} times in a row")
         self.restarts += 1
         self.news.append(f"Worker {pid} {why} and was replaced: its {len(w.at)} rows are truncated and begin new episodes.")
-        w.lost = {k for k in range(len(self.halves)) if self._share(w, k)}
+        w.lost = {k for k, mine in w.share.items() if k is not None and mine}
         self._started(w)
         return False
 

@@ -7,9 +7,10 @@
 whom can be played, kick-off in the middle by turns, 500 steps that goals do not end.
 
 **Who plays.** `left` and `right` players of the two teams, a group each, `left` and `right`; where only one team is played its
-group is called `agents`. All others are gfootball's own. With fewer agents than players an agent may change from
-player to player, as gfootball decides; which one it is now is in the observation. Everybody sees the pitch as if playing
-from left to right, the others' half on the right, and moves accordingly.
+group is called `agents`. All others are gfootball's own. Customary on the left are an academy's attackers (3 in
+3_vs_1, 2 in pass_and_shoot, 4 in counterattack, 10 in corner), 4 in 5_vs_5, 3 in 3_vs_3_custom, else 1. With fewer agents than
+players an agent may change from player to player, as gfootball decides; which one it is now is in the observation. Everybody
+sees the pitch as if playing from left to right, the others' half on the right, and moves accordingly.
 
 **Actions.** 0 idle; run 1 left, 2 top left, 3 top, 4 top right, 5 right, 6 bottom right, 7 bottom, 8 bottom left; 9 long pass,
 10 high pass, 11 short pass, 12 shot; 13 sprint; 14 stop running, 15 stop sprinting; 16 slide; 17 dribble, 18 stop dribbling.
@@ -93,12 +94,11 @@ CUSTOMARY = {  # agents on the left; the others have one
     "academy_run_pass_and_shoot_with_keeper": 2,
     "test_example_multiagent": 3,
 }
-MISSING = "football is not installed: `make football` builds it (about four minutes)"
 EACH = 11  # places for players of a team
 ROLES, MODES = 10, 7
 PLAYER = 8 + ROLES  # numbers of `raw` for a player
 RINGS = 10  # checkpoints
-SEEDS = 1 << 31
+SEEDS = 1 << 31  # that the engine knows
 
 
 # --- the library -----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ SEEDS = 1 << 31
 def library() -> SimpleNamespace:
     """The modules of gfootball that are used here; no game is started by this."""
     if importlib.util.find_spec("gfootball") is None:
-        raise UserError(f"{MISSING}.")
+        raise UserError("football is not installed: `make football` builds it (about four minutes).")
     try:
         with gym_for_a_while():
             from gfootball.env import config, football_env_core, observation_preprocessing, observation_rotation
@@ -150,7 +150,7 @@ def scenarios() -> list[str]:
 
 
 def claims(id: str) -> bool:
-    return id in NAMES or id in scenarios()
+    return id in scenarios()
 
 
 def three_vs_three(builder: Any) -> None:
@@ -277,7 +277,8 @@ def shaper(text: str) -> Shaper | None:
 class FootballRow(Row):
     def __init__(self, config: Any, drawn: bool = False):
         if config.id not in (names := scenarios()):
-            raise UserError(f"football has no scenario {config.id!r}{near(config.id, names)}; it has {', '.join(names)}.")
+            close = near(config.id, names)
+            raise UserError(f"football has no scenario {config.id!r}{close or '; it has ' + ', '.join(names)}.")
         self.config, self.drawn, self.core = config, drawn, None  # type: Any, bool, Any
         self.shaper = shaper(config.shape)
         self.shapes = self.shaper is not None
@@ -296,7 +297,7 @@ class FootballRow(Row):
         self._set_duration()
         for side, n in wanted.items():
             if n > (most := getattr(scenario, f"controllable_{side}_players")):
-                raise UserError(f"--env.{side} is {n}: {config.id} has {most} players on the {side} that can be played.")
+                raise UserError(f"--env.{side} is {n}: {config.id} has {most} on the {side} that can be played.")
         sides = [side for side, n in wanted.items() if n]
         self.sides = {side: side if len(sides) == 2 else "agents" for side in sides}  # -> its group
         self.see, shape, blocks = VIEWS[config.representation]
@@ -343,7 +344,7 @@ class FootballRow(Row):
         seen = self._seen(o)
         self._write(seen, out)
         for side, group in self.sides.items():
-            out.terminated[group][:] = ended
+            out.terminated[group][:] = ended  # never by time: gfootball's own limit is a step beyond ours
             for i, mine in enumerate(seen[side]):
                 reward = float(scored if side == "left" else -scored)
                 if self.config.rewards != "scoring":

@@ -114,10 +114,11 @@ class TupleRow(Row):
         taken = tuple(m.read(actions[g][k]) for m, (g, k) in zip(self.moves, self.place, strict=True))
         obs, rewards, terminated, truncated, _ = self.env.step(taken)
         self._see(obs, out)
+        over = bool(np.all(terminated) or np.any(truncated))
         for i, (g, k) in enumerate(self.place):
             out.reward[g][k] = rewards[i] if np.ndim(rewards) else rewards
-            out.terminated[g][k] = terminated[i] if np.ndim(terminated) else terminated
-        return bool(np.all(terminated) or np.any(truncated))
+            out.terminated[g][k] = over and (terminated[i] if np.ndim(terminated) else terminated)
+        return over
 
     def _see(self, obs: Any, out: Slots) -> None:
         for x, o, (g, k) in zip(obs, self.observers, self.place, strict=True):
@@ -185,6 +186,15 @@ class Gymnasium(Host):
         except TypeError as e:
             raise UserError(f"{config.id} does not take --env.args {config.args!r}: {e}.") from None
         return row_of(env, config)
+
+
+def limited(env: Any, horizon: int | None) -> Any:
+    """An environment that is cut off after so many frames."""
+    if horizon is None:
+        return env
+    from gymnasium.wrappers import TimeLimit
+
+    return TimeLimit(env, horizon)
 
 
 def library(name: str) -> Any:

@@ -10,8 +10,9 @@ joints are groups of their own: `agent_0`, `agent_1`. The rest is as in `petting
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from shoal.envs.pettingzoo import PettingZoo, imported, made
 from shoal.envs.rows import Row
@@ -34,7 +35,14 @@ BODIES = {  # and how they are divided
 }
 
 
+def claims(id: str) -> bool:
+    """Whether a bare id looks like a body and how it is divided; Ant-v5 is Gymnasium's."""
+    return id.partition("-")[0] in BODIES and re.fullmatch(r"\w+-(?!v\d)\S+", id) is not None
+
+
 class MaMuJoCo(PettingZoo):
+    rest: ClassVar[str] = "BODY-DIVISION"
+
     @dataclass(frozen=True)
     class Config(PettingZoo.Config):
         id: str = ""  # body and division: Ant-4x2

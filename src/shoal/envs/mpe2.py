@@ -9,14 +9,21 @@ those. Here the agents of a world all stay to the end. The rest is as in `pettin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from shoal.envs.pettingzoo import PettingZoo
 
 
+def claims(id: str) -> bool:
+    """Whether a bare id looks like one of its worlds."""
+    return re.fullmatch(r"(simple(_\w+)?|collect_treasure)_v\d+", id) is not None
+
+
 class MPE2(PettingZoo):
     package: ClassVar[str] = "mpe2"
+    rest: ClassVar[str] = "NAME_vN"
 
     @dataclass(frozen=True)
     class Config(PettingZoo.Config):

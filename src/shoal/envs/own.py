@@ -42,12 +42,12 @@ class Own(Host):
         except Exception as e:  # whatever the user's code does
             raise UserError(f"{config.id} could not be made: {type(e).__name__}: {e}.") from e
         if hasattr(env, "possible_agents"):
-            mortal = None if config.mortal == "auto" else config.mortal
-            return pettingzoo.row_of(env, config.groups, config.teams, mortal, config.state)
+            c, mortal = config, None if config.mortal == "auto" else config.mortal
+            return pettingzoo.row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common)
         if not all(hasattr(env, x) for x in ("reset", "step", "action_space", "observation_space")):
             kind = type(env).__name__
             raise UserError(f"{config.id} made a {kind}, which is no environment of Gymnasium's or PettingZoo's kind.")
-        return gymnasium.row_of(env, config)
+        return gymnasium.row_of(gymnasium.limited(env, config.horizon), config)
 
 
 def claims(id: str) -> bool:

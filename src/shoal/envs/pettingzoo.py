@@ -381,6 +381,7 @@ def sides_of(text: str, groups: list[str]) -> dict[str, str]:
 
 class PettingZoo(Host):
     package: ClassVar[str] = "pettingzoo"
+    rest: ClassVar[str] = "FAMILY.NAME_vN"
 
     @dataclass(frozen=True)
     class Config(HostConfig):

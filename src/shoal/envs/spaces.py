@@ -10,8 +10,8 @@
                            images a plain vector
 
 A Box is an image where it has three dimensions, or two and is uint8, and its height and width are at least 5: smaller ones
-are boards and tables, and flattened. Two equal sides that are neighbours are height and width; else the channels are the
-side that is 1, 3 or 4 long, else the shorter of first and last; the last where it could be either.
+are boards and tables, and flattened. Two equal sides that are neighbours are height and width, whatever is left the
+channels; else the channels are the shorter of first and last; the last where it could be either.
 
 `Moves` reads an action of Shoal's into what the environment wants. Dict and Tuple of choices are one MultiDiscrete, of
 boxes one Box; choices beside numbers have no counterpart. A number without bounds is taken as one in [-1, 1], with one bound as
@@ -80,6 +80,8 @@ class Observer:
     def write(self, obs: Any, out: Any) -> None:
         """`out` is an array of `shape`, or where that has parts a dict of them."""
         if self._plain:
+            if np.shape(obs) != out.shape:  # it would be repeated, or cut
+                raise UserError(f"an observation is of shape {np.shape(obs)}, and its space of {out.shape}.")
             out[...] = obs
             return
         parts = isinstance(out, dict)
@@ -155,8 +157,7 @@ def _channels_last(shape: Shape) -> bool:
     first, middle, last = shape
     if first == middle or middle == last:
         return first == middle
-    few = [n in (1, 3, 4) for n in (first, last)]
-    return few[1] if any(few) else last <= first
+    return last <= first
 
 
 def _pixels_shape(shape: Shape, last: bool) -> Shape:
@@ -211,9 +212,10 @@ class Moves:
         self._read = _reader(space)
 
     def read(self, action: np.ndarray) -> Any:
-        """An action [], [D] of whole numbers or [D] of float32, as the environment wants it."""
+        """An action [], [D] of whole numbers or [D] of float32, as the environment wants it; a choice as the numpy number that
+        spaces of Gymnasium's draw, and know faster than Python's."""
         if self._start is not None:
-            return int(action) + self._start
+            return action[()] + self._start if self._start else action[()]
         return self._read(action, 0)[0]
 
 

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Environment
+from shoal.envs.base import Environment, Sketch
 from shoal.envs.crew import Here, Workers
 from shoal.envs.rows import Arrays, Maker, Row, Steps, parts
 from shoal.ids import USER_MODULE
 from shoal.ops.compiler import cores
-from shoal.spec import Frame, Group, Outcome, Pay, UserError, View, tree_map
+from shoal.spec import Frame, Group, Outcome, Pay, UserError, View
 
 BITS = 15  # of a seed, from each of two uniform numbers
 LONGEST = 100_000  # steps of an episode that are kept, to play them again
@@ -74,7 +74,6 @@ class Host(Environment, ABC):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device = rows, torch.device(device)
-        self.drawn = False  # set it before the first reset where pictures are wanted
         self._like = self.row(self.config)
         self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
@@ -83,63 +82,38 @@ class Host(Environment, ABC):
         self.halves = (slice(0, middle), slice(middle, rows)) if two else (slice(0, rows),)
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
         self._crew: Here | Workers | None = None
-        self._always = {(g.n, len(half)): self._flags(g, half, True) for g in self.spec.groups for half in self._ranges}
-        self._never = {(g.n, len(half)): self._flags(g, half, False) for g in self.spec.groups for half in self._ranges}
+        self._constants: dict[tuple[int, int, bool], Tensor] = {}
 
     # --- the contract ---
 
     def reset(self, noise: Tensor) -> Frame:
-        self._sow(slice(0, self.rows), noise)
+        everybody = slice(0, self.rows)
+        self._sow(everybody, noise)
         self.crew.reset()
         self._past = _Past(self.whole[("seed",)], self.halves)
-        self._seen = [self._look("new", half) for half in self.halves]
-        return joined([self._frame(seen, np.ones(len(r), bool)) for seen, r in zip(self._seen, self._ranges, strict=True)])
+        self._seen = self._look("new", everybody)
+        return self._frame(self._look("new", everybody), np.ones(self.rows, bool))
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
-        for k, half in enumerate(self.halves):
-            self.send(k, {g: a[half] for g, a in actions.items()}, noise[half])
-        return joined([self.receive(k) for k in range(len(self.halves))])
+        everybody, crew = slice(0, self.rows), self.crew
+        at_once: list[int | None] = [None] if crew.sound else [*range(len(self.halves))]
+        self._put(everybody, actions, noise)
+        for k in at_once:
+            crew.step(k)
+        return self._outcome(everybody, [i for k in at_once for i in crew.wait(k)])
 
     def send(self, k: int, actions: dict[str, Tensor], noise: Tensor) -> None:
         """Have the rows of half `k` stepped: actions [rows of the half, N, ...] in the space's own units."""
-        half = self.halves[k]
-        self._sow(half, noise)
-        taken = {g: a.cpu().numpy() for g, a in actions.items()}
-        for g, a in taken.items():
-            self.whole["action", g][half] = a
-        self._past.add(k, taken)
+        self._put(self.halves[k], actions, noise)
         self.crew.step(k)
 
     def receive(self, k: int) -> Outcome:
         """What came of it."""
-        half, whole = self.halves[k], self.whole
-        lost = self.crew.wait(k)  # rows whose worker was replaced
-        following = self._look("now", half)
-        if lost:
-            at = [i - half.start for i in lost]
-            for place, x in following.items():
-                x[at] = False if place[-1] == "start" else self._seen[k][place][at]
-            whole[("over",)][lost] = True
-            for place, x in whole.items():
-                if place[0] in ("reward", "terminated", "shaping", "stats"):
-                    x[lost] = 0
-        over = whole[("over",)][half].copy()
-        self._past.ended(k, over, whole[("seed",)][half])
-        seen = following
-        if over.any():
-            new = self._look("new", half)
-            seen = {p: np.where(over.reshape(-1, *(1,) * (x.ndim - 1)), new[p], x) for p, x in following.items()}
-        self._seen[k] = seen
-        nobody = np.zeros_like(over)
-        next_frame = self._frame(following, nobody)
-        frame = self._frame(seen, over) if over.any() else next_frame
-        pays = {g.name: self._pay(g, half) for g in self.spec.groups}
-        stats = {name: self._tensor(whole[("stats",)][half, j].copy()) for j, name in enumerate(self.spec.stats)}
-        return Outcome(pays, self._tensor(over), stats, next_frame, frame)
+        return self._outcome(self.halves[k], self.crew.wait(k))
 
     def get_state(self) -> dict[str, Any]:
         """Each row's seed, its actions since, and what they led to."""
-        seen = [torch.from_numpy(np.concatenate([look[place] for look in self._seen])) for place in self._seen[0]]
+        seen = [torch.from_numpy(x.copy()) for x in self._seen.values()]
         return {"seeds": torch.from_numpy(self._past.seeds.copy()), "actions": self._past.actions(), "seen": seen}
 
     def set_state(self, state: dict[str, Any]) -> Frame:
@@ -160,13 +134,13 @@ class Host(Environment, ABC):
             )
         self.begun_anew = self._tensor(strange)
         self._past = _Past(seeds, self.halves, steps)
-        self._seen = [self._look("new", half) for half in self.halves]
-        young = np.array([not s for s in steps])
-        return joined([self._frame(seen, young[half]) for seen, half in zip(self._seen, self.halves, strict=True)])
+        self._seen = self._look("new", slice(0, self.rows))
+        return self._frame(self._look("new", slice(0, self.rows)), np.array([not s for s in steps]))
 
-    def draw(self, row: int = 0) -> np.ndarray | None:
-        """A picture [H, W, 3], where the environment has one."""
-        return self.crew.picture(row)
+    def draw(self, row: int = 0) -> Sketch | None:
+        """A picture, where the environment has one and was `drawn` from the beginning."""
+        picture = self.crew.picture(row)
+        return None if picture is None else Sketch((), picture=np.asarray(picture))
 
     def close(self) -> None:
         if self._crew is not None:
@@ -187,6 +161,7 @@ class Host(Environment, ABC):
             else:
                 self._crew = Here(make, self._like, self.rows, halves)
             self.whole = self._crew.whole
+            self._frames = {f: [(p[1:], x) for p, x in self.whole.items() if p[0] == f] for f in ("now", "new")}
             weakref.finalize(self, self._crew.close)
         return self._crew
 
@@ -197,28 +172,64 @@ class Host(Environment, ABC):
 
     # --- inside ---
 
-    @property
-    def _ranges(self) -> list[range]:
-        return [range(self.rows)[half] for half in self.halves]
-
-    def _flags(self, g: Group, half: range, value: bool) -> Tensor:
+    def _flags(self, g: Group, rows: int, value: bool) -> Tensor:
         """One object for all steps, by which whoever gathers them knows a constant."""
-        return torch.full((len(half), g.n), value, device=self.device)
+        key = g.n, rows, value
+        if key not in self._constants:
+            self._constants[key] = torch.full((rows, g.n), value, device=self.device)
+        return self._constants[key]
 
-    def _sow(self, half: slice, noise: Tensor) -> None:
-        high, low = (noise.double().cpu().numpy() * (1 << BITS)).astype(np.int64).T
-        self.crew.whole[("seed",)][half] = high << BITS | low
+    def _put(self, rows: slice, actions: dict[str, Tensor], noise: Tensor) -> None:
+        """Where those who step these rows will find it."""
+        self._sow(rows, noise)
+        taken = {g: a.cpu().numpy() for g, a in actions.items()}
+        for g, a in taken.items():
+            self.whole["action", g][rows] = a
+        self._past.add(rows, taken)
+
+    def _sow(self, rows: slice, noise: Tensor) -> None:
+        """Seeds for the episodes that begin next."""
+        parts_ = (noise.cpu().numpy() * (1 << BITS)).astype(np.int64)
+        self.crew.whole[("seed",)][rows] = parts_[:, 0] << BITS | parts_[:, 1]
+
+    def _outcome(self, rows: slice, lost: list[int]) -> Outcome:
+        """Of a step of these rows; `lost` are those whose worker was replaced."""
+        whole = self.whole
+        following = self._look("now", rows)
+        if lost:
+            at = [i - rows.start for i in lost]
+            for place, x in following.items():
+                x[at] = False if place[-1] == "start" else self._seen[place][lost]
+            whole[("over",)][lost] = True
+            for place, x in whole.items():
+                if place[0] in ("reward", "terminated", "shaping", "stats"):
+                    x[lost] = 0
+        over = whole[("over",)][rows].copy()
+        seen, ended = following, bool(over.any())
+        if ended:
+            self._past.ended(rows, over, whole[("seed",)])
+            seen = {place: x.copy() for place, x in following.items()}
+            for place, x in seen.items():
+                x[over] = whole["new", *place][rows][over]
+        for place, x in seen.items():
+            self._seen[place][rows] = x
+        next_frame = self._frame(following, None)
+        frame = self._frame(seen, over) if ended else next_frame
+        pays = {g.name: self._pay(g, rows) for g in self.spec.groups}
+        stats = {name: self._tensor(whole[("stats",)][rows, j].copy()) for j, name in enumerate(self.spec.stats)}
+        return Outcome(pays, self._tensor(over), stats, next_frame, frame)
 
     def _tensor(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).to(self.device)
+        tensor = torch.from_numpy(x)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def _look(self, frame: str, half: slice) -> Look:
+    def _look(self, frame: str, rows: slice) -> Look:
         """A copy: what is shared is written over."""
-        return {place[1:]: x[half].copy() for place, x in self.whole.items() if place[0] == frame}
+        return {place: x[rows].copy() for place, x in self._frames[frame]}
 
-    def _frame(self, look: Look, start: np.ndarray) -> Frame:
+    def _frame(self, look: Look, start: np.ndarray | None) -> Frame:
         """As tensors; in groups where nobody comes or goes, all agents start where `start` [rows] says."""
-        views, rows = {}, len(start)
+        views, rows = {}, len(next(iter(look.values())))
         for g in self.spec.groups:
             named = {name: self._tensor(look[g.name, "obs", name]) for name, _ in parts(g)}
             obs = named if isinstance(g.obs, dict) else named[""]
@@ -226,8 +237,8 @@ class Host(Environment, ABC):
             if (g.name, "alive") in look:
                 alive, acts, begins = (self._tensor(look[g.name, flag]) for flag in ("alive", "acts", "start"))
             else:
-                alive = acts = self._always[g.n, rows]
-                begins = self._tensor(start)[:, None].expand(rows, g.n) if start.any() else self._never[g.n, rows]
+                alive = acts = self._flags(g, rows, True)
+                begins = self._flags(g, rows, False) if start is None else self._tensor(start)[:, None].expand(rows, g.n)
             views[g.name] = View(obs, alive, acts, begins, legal)
         return Frame(views, self._tensor(look[("state",)]) if self.spec.state is not None else None)
 
@@ -241,13 +252,9 @@ class Host(Environment, ABC):
         return Pay(reward, terminated, shaping)
 
     whole: Arrays
+    _frames: dict[str, list[tuple[tuple[str, ...], np.ndarray]]]  # now and new
     _past: _Past
-    _seen: list[Look]
-
-
-def joined(halves: list[Any], rows_at: int = 0) -> Any:
-    """Trees of some rows each as one of all rows."""
-    return halves[0] if len(halves) == 1 else tree_map(lambda *xs: torch.cat(xs, rows_at), *halves)
+    _seen: Look  # by all rows, last
 
 
 # --- what is needed to play an episode again --------------------------------------------------------------------------
@@ -268,21 +275,28 @@ class _Past:
             self.log[k] = [{g: np.stack([s[t][g] for s in filled]) for g in blank} for t in range(longest)]
             self.began[half] = [longest - len(s) for s in mine]
 
-    def add(self, k: int, actions: dict[str, np.ndarray]) -> None:
-        log, began = self.log[k], self.began[self.halves[k]]
+    def add(self, rows: slice, actions: dict[str, np.ndarray]) -> None:
+        for k, half in enumerate(self.halves):
+            if rows.start <= half.start and half.stop <= rows.stop:
+                at = slice(half.start - rows.start, half.stop - rows.start)
+                self._add(self.log[k], {g: a[at] for g, a in actions.items()}, half)
+
+    def _add(self, log: Steps, actions: dict[str, np.ndarray], half: slice) -> None:
         log.append(actions)
+        if len(log) % 64:
+            return
+        began, seeds = self.began[half], self.seeds[half]
         if len(log) > LONGEST:  # nobody can wait for that to be played again
-            self.seeds[self.halves[k]][began == 0] = -1
+            seeds[began == 0] = -1
             began[began == 0] = len(log)
         first = int(began.min())
-        if first >= 64 and first >= len(log) // 2:
-            del log[:first]
-            began -= first
+        del log[:first]
+        began -= first
 
-    def ended(self, k: int, over: np.ndarray, seeds: np.ndarray) -> None:
-        half = self.halves[k]
-        self.began[half][over] = len(self.log[k])
-        self.seeds[half][over] = seeds[over]
+    def ended(self, rows: slice, over: np.ndarray, seeds: np.ndarray) -> None:
+        for i in np.flatnonzero(over) + rows.start:
+            k = next(k for k, half in enumerate(self.halves) if i < half.stop)
+            self.began[i], self.seeds[i] = len(self.log[k]), seeds[i]
 
     def actions(self) -> list[dict[str, Tensor]]:
         """For each row the actions by group, [steps, N, ...]."""

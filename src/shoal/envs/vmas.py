@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,10 +34,20 @@ from shoal.envs.spaces import Moves, settings
 from shoal.ids import near
 from shoal.spec import EnvSpec, Frame, Group, Outcome, Pay, UserError, View, tree_leaves, where_rows
 
+if TYPE_CHECKING:
+    from vmas.simulator.environment import Environment as Inner
+
 BITS = 15  # of a seed, from each of two uniform numbers
 
 
+def claims(id: str) -> bool:
+    """Whether a bare id is one of its scenarios."""
+    return importlib.util.find_spec("vmas") is not None and id in scenarios()
+
+
 class VMAS(Environment):
+    rest: ClassVar[str] = "SCENARIO"
+
     @dataclass(frozen=True)
     class Config:
         id: str = ""  # the scenario, such as balance
@@ -78,9 +88,10 @@ class VMAS(Environment):
     # --- the contract ---
 
     def reset(self, noise: Tensor) -> Frame:
-        self._begin(range(self.rows), _seeds(noise[:, 2:]))
+        seeds = _seeds(noise[:, 2:])
+        self._begin(range(self.rows), seeds)
         self.clock = torch.zeros_like(self.clock)
-        self._seen = self._observed(self._look())
+        self._seen = self._observed(self._look(seeds[-1]))
         return self._frame(self._seen)
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
@@ -101,9 +112,10 @@ class VMAS(Environment):
         following = frame = self._frame(self._seen)
         begins = over.nonzero().flatten().tolist()
         if begins:
-            self._begin(begins, _seeds(noise[:, 2:]))
+            seeds = _seeds(noise[:, 2:])
+            self._begin(begins, seeds)
             self.clock = self.clock.masked_fill(over, 0)
-            self._seen = where_rows(over, self._observed(self._look()), self._seen)
+            self._seen = where_rows(over, self._observed(self._look(seeds[-1])), self._seen)
             frame = self._frame(self._seen)
         return Outcome(pays, over, {}, following, frame)
 
@@ -117,12 +129,14 @@ class VMAS(Environment):
             raise UserError(
                 f"this state has {len(state['clock'])} rows and the world {self.rows}: make the world with as many."
             )
+        with self._drawing(0):  # some of what it remembers is made in its first step
+            self.inner.step([torch.zeros(self.rows, self.inner.get_agent_action_size(a)) for a in self.inner.agents])
         try:
             _write(self.inner, state["values"], state["links"], self.device)
         except (AttributeError, LookupError, TypeError) as e:
             self.news.append(
-                f"VMAS could not be put back into its state ({type(e).__name__}: {e}): new episodes began in all rows, and from "
-                "here on this run is not bit for bit the one that was stopped."
+                f"VMAS could not be put back into its state ({type(e).__name__}: {e}): new episodes began in all rows, and "
+                "from here on this run is not bit for bit the one that was stopped."
             )
             return self.reset(torch.rand(self.rows, self.noise, generator=torch.Generator().manual_seed(0)))
         self.clock = state["clock"].to(self.device).clone()
@@ -141,10 +155,10 @@ class VMAS(Environment):
 
     # --- inside ---
 
-    def _made(self) -> Any:
+    def _made(self) -> Inner:
         c, make = self.config, imported("vmas").make_env
         kind = {"continuous_actions": c.actions == "continuous", "multidiscrete_actions": c.actions == "multi"}
-        with warnings.catch_warnings(record=True) as said, self._forked():
+        with warnings.catch_warnings(record=True) as said, self._drawing(None):  # it has a seed of its own
             warnings.simplefilter("always")
             inner = made(
                 make, c, False, scenario=c.id, num_envs=self.rows, device=self.device, seed=0, clamp_actions=True, **kind
@@ -154,14 +168,12 @@ class VMAS(Environment):
             raise UserError(f"--env.args has a setting that the scenario {c.id} does not know: {names}.")
         return inner
 
-    def _forked(self) -> Any:
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
-
     @contextmanager
-    def _drawing(self, seed: int) -> Iterator[None]:
+    def _drawing(self, seed: int | None) -> Iterator[None]:
         """What is drawn in here follows from `seed`, and what is drawn outside does not notice."""
-        with self._forked():
-            self.inner.seed(seed)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            if seed is not None:
+                self.inner.seed(seed)
             yield
 
     def _begin(self, rows: Any, seeds: list[int]) -> None:
@@ -173,8 +185,8 @@ class VMAS(Environment):
             with self._drawing(seeds[i]):
                 self.inner.reset_at(i, return_observations=False)
 
-    def _look(self) -> list[Any]:
-        with self._forked():  # some see through noise
+    def _look(self, seed: int = 0) -> list[Any]:
+        with self._drawing(seed):  # some see through noise
             return self.inner.get_from_scenario(get_observations=True, get_rewards=False, get_infos=False, get_dones=False)[0]
 
     def _observed(self, seen: list[Any]) -> dict[str, Tensor]:
@@ -225,57 +237,74 @@ def _outline(entity: Any, row: int) -> list[Circle | Line]:
 # --- everything that VMAS knows --------------------------------------------------------------------------------------
 
 Values = dict[str, Any]  # way -> tensor or number
+Links = dict[str, str]  # way -> the way by which the same thing was found first
 
 
-def _read(root: Any) -> tuple[Values, dict[str, str]]:
-    """A copy of every tensor and number that can be reached; and the ways that lead to a tensor found before."""
+def _roots(inner: Any) -> list[Any]:
+    """Where ways begin: at the bodies, for scenarios point now at one of them and now at another."""
+    return [*inner.world.agents, *inner.world.landmarks, inner.world, inner.scenario, inner]
+
+
+def _read(inner: Any) -> tuple[Values, Links]:
+    """A copy of every tensor and number that can be reached; and what leads to a thing that was found before."""
     values: Values = {}
-    links: dict[str, str] = {}
-    found: dict[int, str] = {}
-    seen: set[int] = set()
-
-    def visit(thing: Any, way: str) -> None:
+    links: Links = {}
+    roots = _roots(inner)
+    queue = [(f"/{i}", x) for i, x in enumerate(roots)]
+    found = {id(x): way for way, x in queue}
+    while queue:
+        above, thing = queue.pop(0)
         for key, x in _inside(thing):
-            here = f"{way}/{key}"
-            if isinstance(x, Tensor):
-                if id(x) in found:
-                    links[here] = found[id(x)]
-                else:
-                    found[id(x)] = here
-                    values[here] = x.detach().clone()
-            elif x is None or isinstance(x, bool | int | float | str):
-                values[here] = x
-            elif id(x) not in seen:
-                seen.add(id(x))
-                visit(x, here)
-
-    visit(root, "")
+            way = f"{above}/{key}"
+            if x is None or isinstance(x, bool | int | float | str):
+                values[way] = x
+            elif id(x) in found:
+                links[way] = found[id(x)]
+            elif isinstance(x, Tensor):
+                values[way] = x.detach().clone()
+                found[id(x)] = way
+            elif _inside(x):
+                queue.append((way, x))
+                found[id(x)] = way
     return values, links
 
 
-def _write(root: Any, values: Values, links: dict[str, str], device: torch.device) -> None:
-    """Put what `_read` gave into another object that was made alike."""
+def _write(inner: Any, values: Values, links: Links, device: torch.device) -> None:
+    """Put what `_read` gave into another environment that was made alike."""
+    roots = _roots(inner)
+    for way, first in links.items():
+        if first not in values:
+            _put(roots, way, _at(roots, first))
     fresh = {way: x.to(device).clone() if isinstance(x, Tensor) else x for way, x in values.items()}
-    for way, x in [*fresh.items(), *((way, fresh[first]) for way, first in links.items())]:
-        *path, last = way.split("/")[1:]
-        holder = root
-        for key in path:
-            holder = dict(_inside(holder))[key]
-        if isinstance(holder, dict):
-            holder[list(holder)[int(last)]] = x
-        elif isinstance(holder, list):
-            holder[int(last)] = x
-        elif not isinstance(holder, tuple):
-            vars(holder)[last] = x
-        elif isinstance(x, Tensor):
-            holder[int(last)].copy_(x)
+    for way, x in [*fresh.items(), *((way, fresh[first]) for way, first in links.items() if first in fresh)]:
+        _put(roots, way, x)
+
+
+def _at(roots: Any, way: str) -> Any:
+    for key in way.split("/")[1:]:
+        roots = dict(_inside(roots))[key]
+    return roots
+
+
+def _put(roots: Any, way: str, x: Any) -> None:
+    above, _, last = way.rpartition("/")
+    holder = _at(roots, above)
+    if isinstance(holder, dict):
+        holder[list(holder)[int(last)]] = x
+    elif isinstance(holder, list):
+        holder[int(last)] = x
+    elif not isinstance(holder, tuple):
+        vars(holder)[last] = x
+    elif isinstance(x, Tensor):
+        holder[int(last)].copy_(x)
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
-    """What an object of VMAS's is made of, or a list or a dict; nothing of other libraries'. A scenario's module has no name."""
+    """What a list, a dict or an object of VMAS's is made of; a scenario's module has no name, and may use distributions."""
     if isinstance(thing, dict):
         return [(str(i), x) for i, x in enumerate(thing.values())]
     if isinstance(thing, list | tuple):
         return [(str(i), x) for i, x in enumerate(thing)]
     mine = type(thing).__module__
-    return list(vars(thing).items()) if hasattr(thing, "__dict__") and (mine == "" or mine.partition(".")[0] == "vmas") else []
+    known = mine == "" or mine.startswith(("vmas.", "torch.distributions."))
+    return list(vars(thing).items()) if known and hasattr(thing, "__dict__") else []

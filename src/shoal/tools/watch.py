@@ -8,7 +8,7 @@
 A world is watched by the seeds that `shoal eval` measures it by, so the returns shown are among those it reports. The
 half-width in view is the sketch's own and a margin; when something leaves it the view widens, a little a shot and in
 good time, and stays wide until the episode ends. The last shot of an episode is the last state that was acted in; it is
-held for a second and shows the episode's whole return.
+held for a second and shows the episode's whole return. An episode of more than 250 steps is shown in fewer shots.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -35,11 +36,13 @@ from shoal.training.players import frozen_players
 from shoal.training.run import Run, slug
 
 Color = tuple[int, int, int]
+Take = tuple[int, Sketch, list[float]]  # the step, what it looked like, returns so far
 
 SIZE, SIZE_MP4 = 520, 720  # pixels across
 FINE = 3  # shapes and grid are drawn so many times larger, then averaged down
 MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
 WIDEN = 1.08  # the most the view widens from one shot to the next
+MOST = 250  # shots of an episode
 PACE, HOLD = 0.1, 1.0  # seconds a shot, and the last of an episode
 PAPER, PLANE, GRID, AXIS, INK, PALE, BAR = (
     (244, 245, 248),
@@ -80,8 +83,9 @@ def paint(
     view = span(sketch) if view is None else view
     unit = size / 100
     above, below = _strip(len(header), unit), _strip(len(sketch.lines), unit)
-    image = Image.new("RGB", (size, size + above + below), PAPER)
-    image.paste(_plane(sketch, size, view), (0, above))
+    plane = _plane(sketch, size, view) if sketch.picture is None else _fitted(sketch.picture, size)
+    image = Image.new("RGB", (size, plane.height + above + below), PAPER)
+    image.paste(plane, (0, above))
     pen = ImageDraw.Draw(image)
     _labels(pen, sketch, size, view, above)
     left, right = round(2.6 * unit), size - round(2.6 * unit)
@@ -90,10 +94,16 @@ def paint(
         pen.text((left, y), text, INK if i == 0 else PALE, font, "lm")
         pen.text((right, y), aside, INK, _fitting(aside, right - left - font.getlength(text + "  "), 2.4 * unit), "rm")
     for i, text in enumerate(sketch.lines):
-        pen.text((left, above + size + _line(i, unit)), text, INK, _fitting(text, right - left, 2.4 * unit), "lm")
+        pen.text((left, above + plane.height + _line(i, unit)), text, INK, _fitting(text, right - left, 2.4 * unit), "lm")
     if above and done is not None:
-        pen.rectangle((0, above - max(round(unit / 2), 1), round(size * min(done, 1.0)) - 1, above - 1), BAR)
+        pen.rectangle((0, above - max(round(unit / 2), 1), max(round(size * min(done, 1.0)) - 1, 0), above - 1), BAR)
     return image
+
+
+def _fitted(picture: np.ndarray, wide: int) -> Image.Image:
+    """A picture so many pixels wide, as high as it then is; even, for films."""
+    height, width = picture.shape[:2]
+    return Image.fromarray(picture).resize((wide, round(height * wide / width / 2) * 2), Image.Resampling.LANCZOS)
 
 
 def place(x: float, y: float, size: int, view: float) -> tuple[float, float]:
@@ -239,24 +249,34 @@ def widths(spans: Sequence[float], most: float = WIDEN) -> list[float]:
 @torch.no_grad()
 def film(env: Environment, players: Players, seed: int, title: str = "") -> tuple[list[Shot], Episodes]:
     """One greedy episode in every row of `env`, as shots, episode after episode; and what the episodes added up to."""
-    taken: list[list[tuple[Sketch, list[float]]]] = [[] for _ in range(env.rows)]
+    taken: list[list[Take]] = [[] for _ in range(env.rows)]
+    env.drawn, step, every = True, 0, 1
 
     def take(env: Environment, totals: Tensor) -> None:
-        for row, so_far in enumerate(totals.tolist()):
-            taken[row].append((_sketch(env, row, title), so_far))
+        nonlocal step, every
+        if step % every == 0:
+            for row, so_far in enumerate(totals.tolist()):
+                taken[row].append((step, _sketch(env, row, title), so_far))
+        step += 1
+        if len(taken[0]) > MOST:  # a long episode is shown in fewer shots
+            taken[:] = [row[::2] for row in taken]
+            every *= 2
 
     episodes = evaluate(env, players, 1, seed, watch=take)
     shots: list[Shot] = []
     for row, length in enumerate(episodes.lengths.long().tolist()):
         # a row that is over begins again while others play on: what it did then belongs to no episode
-        shots += _episode(taken[row][:length], episodes, row, env.spec, title)
+        shots += _episode([t for t in taken[row] if t[0] < length], episodes, row, env.spec, title)
+    env.close()
     return shots, episodes
 
 
 def require_drawing(env: Environment, title: str = "") -> None:
     """Refuse a world that cannot be watched, before anything is started for it. It is reset."""
+    env.drawn = True
     env.reset(torch.full((env.rows, env.noise), 0.5, device=env.device))
     _sketch(env, 0, title)
+    env.close()
 
 
 def _sketch(env: Environment, row: int, title: str) -> Sketch:
@@ -265,20 +285,20 @@ def _sketch(env: Environment, row: int, title: str) -> Sketch:
         raise UserError(
             f"{title.partition(' · ')[0] or 'this world'} cannot be watched: it does not say what it looks like (`draw`)."
         )
+    if sketch.picture is not None and sketch.picture.shape[1] > SIZE_MP4:  # a film is many
+        sketch = replace(sketch, picture=np.asarray(_fitted(sketch.picture, SIZE_MP4)))
     return sketch
 
 
-def _episode(
-    taken: list[tuple[Sketch, list[float]]], episodes: Episodes, row: int, spec: EnvSpec, title: str
-) -> Iterator[Shot]:
+def _episode(taken: list[Take], episodes: Episodes, row: int, spec: EnvSpec, title: str) -> Iterator[Shot]:
     count, last = len(episodes.lengths), len(taken) - 1
     final = [x for r in episodes.returns.values() for x in r[row].tolist()]
-    views = widths([span(sketch) for sketch, _ in taken])
-    for t, ((sketch, so_far), view) in enumerate(zip(taken, views, strict=True)):
+    views = widths([span(sketch) for _, sketch, _ in taken])
+    for k, ((t, sketch, so_far), view) in enumerate(zip(taken, views, strict=True)):
         when = f"episode {row + 1} of {count}   step {t}" + (f" of {spec.horizon}" if spec.horizon else "")
-        returns = ("return", _returns(final, spec)) if t == last else ("return so far", _returns(so_far, spec))
+        returns = ("return", _returns(final, spec)) if k == last else ("return so far", _returns(so_far, spec))
         done = None if spec.horizon is None else (t + 1) / spec.horizon
-        yield Shot(sketch, ((title, when), returns), view, done, HOLD if t == last else PACE)
+        yield Shot(sketch, ((title, when), returns), view, done, HOLD if k == last else PACE)
 
 
 def _returns(totals: list[float], spec: EnvSpec) -> str:
@@ -316,7 +336,6 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
         import imageio_ffmpeg  # noqa: F401  what imageio writes videos with
     except ImportError:
         raise UserError("an mp4 needs imageio and ffmpeg: `pip install shoal[video]`, or take --gif.") from None
-    import numpy as np
 
     def save(p: Path) -> None:
         writer: Any = imageio.get_writer(p, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2)
@@ -330,7 +349,11 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
 
 
 def _palette(shots: Sequence[Shot]) -> Image.Image:
-    """The flat colours of the film as they are, and for smooth edges what lies between them and the ground."""
+    """The flat colours of the film as they are, and for smooth edges what lies between them and the ground; of a film of
+    pictures those that some of them have."""
+    if any(s.sketch.picture is not None for s in shots):
+        some = [np.asarray(s.paint(SIZE // 2)) for s in shots[:: max(len(shots) // 8, 1)]]
+        return Image.fromarray(np.concatenate([x[: min(map(len, some))] for x in some], 1)).quantize(255)
     circles = (t for s in shots for c in s.sketch.circles for t in tones(c))
     segments = (tone(x) for s in shots for x in s.sketch.segments)
     flat = list(dict.fromkeys((*circles, *segments)))

@@ -12,7 +12,6 @@ from torch import Tensor
 from shoal.algos.base import Algorithm
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.envs.vector import joined
 from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space, tree_leaves, tree_map, where_rows
 from shoal.training.tally import Tally
 
@@ -133,7 +132,7 @@ class Collector:
                 frames[k] = outcome.frame
                 if t + 1 < steps:
                     act(k, t + 1)
-        self.frame, self.memory = joined(frames), joined(memories)
+        self.frame, self.memory = joined(frames, 0), joined(memories, 0)
         return joined([buffer.take() for buffer in self.buffers], 1)
 
     def _uniform(self, *shape: int) -> Tensor:
@@ -166,3 +165,8 @@ class Collector:
         self.tally.load_state_dict(state["tally"])
         if self.env.halves:
             self.tally.drop(self.env.begun_anew)  # type: ignore[attr-defined]
+
+
+def joined(halves: list[Any], rows_at: int) -> Any:
+    """Trees of some rows each as one of all rows."""
+    return halves[0] if len(halves) == 1 else tree_map(lambda *xs: torch.cat(xs, rows_at), *halves)

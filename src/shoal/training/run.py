@@ -97,7 +97,7 @@ class Run:
     def create(resolved: Resolved, players: dict[str, dict[str, Any]]) -> Run:
         """A new folder with its config.json and versions.json. Nothing is made when it cannot be made whole."""
         settings, run = resolved.settings, resolved.run
-        record = settings.completed(players).to_json()
+        record = settings.completed(players)
         folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
         refuse_taken(folder)
         try:
@@ -108,13 +108,13 @@ class Run:
         if not os.access(folder, os.W_OK):
             raise UserError(f"the run folder {folder} cannot be written; choose another --out.")
         objects: dict[str, None] = {}
-        map_own((settings.sections, settings.groups, players), lambda file: objects.setdefault(file) or file)
+        map_own((record.sections, record.groups, players), lambda file: objects.setdefault(file) or file)
         for kind, ids in (("algos", {p["id"] for p in players.values()}), ("envs", {settings.env}), ("objects", objects)):
             for id in (absolute(i) for i in ids if i.endswith(".py")):
                 (folder / "code" / kind / code_name(id)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(id, folder / "code" / kind / code_name(id))
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
-        (folder / "config.json").write_text(record)  # last: with it the folder is a run
+        (folder / "config.json").write_text(record.to_json())  # last: with it the folder is a run
         return Run(folder)
 
 
