@@ -18,7 +18,7 @@ import shoal.envs.own  # loaded here, it is not loaded in each process that look
 from shoal.cli import main
 from shoal.ids import catalog
 from shoal.spec import UserError
-from shoal.tools import check as tool
+from shoal.tools import doctor as tool
 from shoal.tools.check import CheckOptions, Report, check
 
 GYM = """
@@ -418,7 +418,7 @@ def left_behind() -> list[str]:
 
 @pytest.mark.parametrize("body", [*HANGS, *CRASHES])
 def test_hangs_and_crashes_are_findings_and_nothing_is_left(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "GRACE", 0.5)
+    monkeypatch.setattr("shoal.tools.check.GRACE", 0.5)
     started = f"\n    import subprocess\n    subprocess.Popen(['sleep', '{SLEEP}'])\n    Mine.begun = True"
     head, _, rest = body.partition("\n")
     mine = f"begun = False\n{head}\n    if not Mine.begun:{textwrap.indent(started, '    ')}\n{rest}"

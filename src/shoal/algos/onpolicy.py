@@ -183,7 +183,7 @@ class OnPolicy(Algorithm, ABC):
 
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
         parts = {k: m.net.memory for k, m in (("actor", self.actor), ("critic", self.critic)) if m is not None}
-        whole = {k: m.zero(rows, device) for k, m in parts.items() if m is not None}
+        whole: dict[str, Any] = {k: m.zero(rows, device) for k, m in parts.items() if m is not None}
         if self.config.noise_keep:
             whole["noise"] = torch.zeros(rows, self.n, self.noise, device=device)
         return self.parted(whole, 1)
