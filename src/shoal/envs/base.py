@@ -76,6 +76,7 @@ class Environment(ABC):
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
     drawn: bool = False  # somebody will ask for drawings: set before the first reset
     widest: int = 256  # rows of an evaluation at most
+    begun_anew: Tensor | None = None  # [B] where `set_state` could not restore a row, and it began anew; none: it always can
     news: list[str] = []  # sentences for whoever trains on this, who takes them out
     halves: tuple[slice, ...] = ()  # of a world in other processes: rows that `send` and `receive` step apart from the others
     restarts: int = 0  # of such processes, so far

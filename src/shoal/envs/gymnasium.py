@@ -49,7 +49,7 @@ class GymRow(Row):
     def __init__(self, env: Any, config: GymConfig):
         self.env, self.skip = env, config.skip
         self.moves, self.observer = Moves(env.action_space), observer(env.observation_space, config)
-        self.images, self.stacked = self.observer.images, config.stack > 1
+        self.images = self.observer.images
         self.notes = (self.moves.note,) if self.moves.note else ()
         _, info = env.reset(seed=0)
         masked = self.moves.space.kind != "continuous" and "action_mask" in info
@@ -74,10 +74,7 @@ class GymRow(Row):
     def _see(self, obs: Any, info: dict[str, Any], out: Slots, first: bool = False) -> None:
         seen = out.obs[GROUP]
         place = {k: x[0] for k, x in seen.items()} if isinstance(seen, dict) else seen[0]
-        if self.stacked:
-            self.observer.write(obs, place, first)  # type: ignore[call-arg]
-        else:
-            self.observer.write(obs, place)
+        self.observer.write(obs, place, first)
         if out.legal:
             out.legal[GROUP][0] = legal(info.get("action_mask"))
 
@@ -108,7 +105,7 @@ class TupleRow(Row):
         self.spec = EnvSpec(groups, horizon=horizon_of(env, config))
 
     def reset(self, seed: int, out: Slots) -> None:
-        self._see(self.env.reset(seed=seed)[0], out)
+        self._see(self.env.reset(seed=seed)[0], out, first=True)
 
     def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
         taken = tuple(m.read(actions[g][k]) for m, (g, k) in zip(self.moves, self.place, strict=True))
@@ -120,10 +117,10 @@ class TupleRow(Row):
             out.terminated[g][k] = over and (terminated[i] if np.ndim(terminated) else terminated)
         return over
 
-    def _see(self, obs: Any, out: Slots) -> None:
+    def _see(self, obs: Any, out: Slots, first: bool = False) -> None:
         for x, o, (g, k) in zip(obs, self.observers, self.place, strict=True):
             seen = out.obs[g]
-            o.write(x, {n: part[k] for n, part in seen.items()} if isinstance(seen, dict) else seen[k])
+            o.write(x, {n: part[k] for n, part in seen.items()} if isinstance(seen, dict) else seen[k], first)
 
     def picture(self) -> np.ndarray | None:
         return self.env.render()

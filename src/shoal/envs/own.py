@@ -42,8 +42,7 @@ class Own(Host):
         except Exception as e:  # whatever the user's code does
             raise UserError(f"{config.id} could not be made: {type(e).__name__}: {e}.") from e
         if hasattr(env, "possible_agents"):
-            c, mortal = config, None if config.mortal == "auto" else config.mortal
-            return pettingzoo.row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common)
+            return pettingzoo.table_of(env, config)
         if not all(hasattr(env, x) for x in ("reset", "step", "action_space", "observation_space")):
             kind = type(env).__name__
             raise UserError(f"{config.id} made a {kind}, which is no environment of Gymnasium's or PettingZoo's kind.")

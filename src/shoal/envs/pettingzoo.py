@@ -3,7 +3,8 @@
     shoal train mappo pettingzoo/sisl.multiwalker_v9 --env.args n_walkers=2,shared_reward=false
 
 The id is a module of the package, `family.name_vN`. Its `parallel_env` is taken where there is one, else its `env`, in which
-agents move in turn (`turns` says otherwise). Settings of the environment's own are `args`.
+agents move in turn (`turns` says otherwise). Settings of the environment's own are `args`. Pictures can be made `grey`, smaller
+(`resize`) and several of them be seen at once (`stack`).
 
 **Groups.** Agents with equal spaces and one name stem (`adversary_0` -> `adversary`) are a group; the only group is called
 `agents`; one stem with unequal spaces is groups that are numbered. `groups` says it by hand: `a=walker_0+walker_1,b=walker_2`.
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from shoal.envs.pixels import PixelConfig, Pixels, observer
 from shoal.envs.rows import Row, Slots
 from shoal.envs.spaces import Moves, Observer, kind_of, lists, settings
 from shoal.envs.vector import Host, HostConfig
@@ -70,7 +72,7 @@ class Seat:
 
     group: str
     i: int
-    observer: Observer
+    observer: Observer | Pixels
     moves: Moves
     masked: bool  # its observation holds its mask
 
@@ -88,6 +90,7 @@ class Table(Row):
         mortal: bool | None = None,
         state: bool = True,
         common: bool = False,
+        pixels: PixelConfig | None = None,
     ):
         self.env = env
         self.agents = list(getattr(env, "possible_agents", ()))
@@ -96,7 +99,7 @@ class Table(Row):
         infos = self.probe()
         spaces = {a: env.observation_space(a) for a in self.agents}
         masked = {a: kind_of(s) == "Dict" and MASK in s.spaces for a, s in spaces.items()}
-        observers = {a: Observer(s, MASK if masked[a] else None) for a, s in spaces.items()}
+        observers = {a: observer(s, pixels or PixelConfig(), MASK if masked[a] else None) for a, s in spaces.items()}
         moves = {a: Moves(env.action_space(a)) for a in self.agents}
         alike = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
         cast = cast_of(groups, self.agents, alike)
@@ -187,7 +190,7 @@ class Table(Row):
             g, i, obs = seat.group, seat.i, seen.get(a)
             place = {k: x[i] for k, x in out.obs[g].items()} if isinstance(out.obs[g], dict) else out.obs[g][i]
             if obs is not None:
-                seat.observer.write(obs, place)
+                seat.observer.write(obs, place, a in start)
             else:
                 for x in place.values() if isinstance(place, dict) else (place,):
                     x.fill(0)
@@ -312,6 +315,12 @@ def row_of(env: Any, **settings: Any) -> Table:
     return (AECRow if hasattr(env, "agent_iter") else ParallelRow)(env, **settings)
 
 
+def table_of(env: Any, config: Any) -> Table:
+    """The same with the settings of a Config."""
+    c, mortal = config, None if config.mortal == "auto" else config.mortal
+    return row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common, pixels=c)
+
+
 def _of(infos: Any, agent: Any) -> Mapping[str, Any]:
     return (infos or {}).get(agent) or {}
 
@@ -384,7 +393,7 @@ class PettingZoo(Host):
     rest: ClassVar[str] = "FAMILY.NAME_vN"
 
     @dataclass(frozen=True)
-    class Config(HostConfig):
+    class Config(PixelConfig, HostConfig):
         id: str = ""  # the environment: a module of the package, such as sisl.multiwalker_v9
         args: str = ""  # settings of the environment's own: name=value,name=value
         groups: str = ""  # who is alike: name=agent+agent,name=agent; empty: by name and spaces
@@ -394,11 +403,13 @@ class PettingZoo(Host):
         common: bool = False  # the agents of a team are always paid alike
         state: bool = True  # take the environment's own state, where it has one
 
+        def __post_init__(self) -> None:
+            HostConfig.__post_init__(self)
+            PixelConfig.__post_init__(self)
+
     @classmethod
     def row(cls, config: Any, drawn: bool = False) -> Row:
-        c, env = config, cls.make(config, drawn)
-        mortal = None if c.mortal == "auto" else c.mortal
-        return row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common)
+        return table_of(cls.make(config, drawn), config)
 
     @classmethod
     def make(cls, config: Any, drawn: bool) -> Any:

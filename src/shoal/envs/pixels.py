@@ -47,7 +47,6 @@ class Pixels:
         self.shape: Shape | dict[str, Shape] = out if isinstance(shape, dict) else out[""]
 
     def write(self, obs: Any, out: Any, first: bool = False) -> None:
-        """`first`: an episode begins, and nothing was before."""
         self.inner.write(obs, self._raw if isinstance(self.shape, dict) else self._raw[""])
         for name, raw in self._raw.items():
             place = out[name] if isinstance(self.shape, dict) else out
@@ -75,7 +74,7 @@ class Pixels:
         return x
 
 
-def observer(space: Any, config: PixelConfig) -> Observer | Pixels:
-    plain = Observer(space)
+def observer(space: Any, config: PixelConfig, leave_out: str | None = None) -> Observer | Pixels:
+    plain = Observer(space, leave_out)
     asked = config.grey or config.resize is not None or config.stack > 1
     return Pixels(plain, config) if asked else plain

@@ -77,8 +77,9 @@ class Observer:
         else:
             self.shape = {**({VECTOR: (width,)} if width else {}), **shapes}
 
-    def write(self, obs: Any, out: Any) -> None:
-        """`out` is an array of `shape`, or where that has parts a dict of them."""
+    def write(self, obs: Any, out: Any, first: bool = False) -> None:
+        """`out` is an array of `shape`, or where that has parts a dict of them. `first`: an episode begins, for observers
+        that remember (`pixels.py`)."""
         if self._plain:
             if np.shape(obs) != out.shape:  # it would be repeated, or cut
                 raise UserError(f"an observation is of shape {np.shape(obs)}, and its space of {out.shape}.")

@@ -134,6 +134,7 @@ class VMAS(Environment):
         try:
             _write(self.inner, state["values"], state["links"], self.device)
         except (AttributeError, LookupError, TypeError) as e:
+            self.begun_anew = torch.ones(self.rows, dtype=torch.bool, device=self.device)
             self.news.append(
                 f"VMAS could not be put back into its state ({type(e).__name__}: {e}): new episodes began in all rows, and "
                 "from here on this run is not bit for bit the one that was stopped."

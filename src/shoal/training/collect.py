@@ -159,12 +159,13 @@ class Collector:
             return x if torch.equal(x, then) else then  # a constant of the world's stays that one object
 
         frame = self.env.set_state(state["env"])
-        self.frame = frame if self.env.halves else tree_map(as_seen, frame)
+        anew = self.env.begun_anew
+        self.frame = tree_map(as_seen, frame) if anew is None else frame
         self.memory = tree_map(lambda x: x.to(self.env.device), state["memory"])
         self.generator.set_state(state["generator"].cpu())
         self.tally.load_state_dict(state["tally"])
-        if self.env.halves:
-            self.tally.drop(self.env.begun_anew)  # type: ignore[attr-defined]
+        if anew is not None:
+            self.tally.drop(anew)
 
 
 def joined(halves: list[Any], rows_at: int) -> Any:
