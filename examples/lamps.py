@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 
 
 class Lamps(ParallelEnv):
-    metadata = {"name": "lamps", "render_modes": []}  # noqa: RUF012
+    metadata = {"name": "lamps", "render_modes": []}
 
     def __init__(self, length=8, burns=6, horizon=40):
         self.possible_agents = ["worker_0", "worker_1"]
@@ -50,7 +50,8 @@ if __name__ == "__main__":
     import shoal
 
     run = shoal.train("ippo", __file__, steps=100_000, envs=32, env={"args": "length=12"}, algo={"lr": 1e-3})
-    print(f"light in 40 steps: {run.evaluations()[-1]['return/agents']:.1f} (begun with {run.evaluations()[0]['return/agents']:.1f})")
+    first, *_, last = (e["return/agents"] for e in run.evaluations())
+    print(f"light in 40 steps: {last:.1f} (begun with {first:.1f})")
 
     policy, world = shoal.load(run), Lamps(length=12)
     observations, _ = world.reset(seed=7)

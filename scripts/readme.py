@@ -18,6 +18,9 @@ PEERS = {"jaxmarl": "JaxMARL", "sb3": "Stable-Baselines3", "skrl": "skrl", "xuan
 def environments() -> str:
     rows = []
     for entry in sorted(catalog("envs").values(), key=lambda e: (e.family, e.id)):
+        if entry.rest:
+            rows.append((f"`{entry.form}`", entry.family, "", entry.summary))
+            continue
         spec = make(entry.id).spec
         teams = " against ".join(" and ".join(f"{g.n} {g.name}" for g in groups) for groups in spec.teams.values())
         rows.append((f"`{entry.id}`", entry.family, teams, entry.summary))
@@ -72,6 +75,19 @@ def scores() -> str:
     return table(("`shoal train ...`", "`return/...`, seeds 0 / 1 / 2", "trained for", "published, this scale"), rows)
 
 
+def workers() -> str:
+    """From the results of `benchmarks/vector.py --json benchmarks/results/vector.json`."""
+    path = README.parent / "benchmarks" / "results" / "vector.json"
+    if not path.exists():
+        return ""
+    result, rows = json.loads(path.read_text()), []
+    for work, r in result["results"].items():
+        base = r["medians"]["Gymnasium, shared"]
+        rows += [(work, who, f"{x:,.0f}", f"{x / base:.2f}") for who, x in r["medians"].items()]
+    columns = (f"{result['workers']} workers", "who", "steps/s", "times Gymnasium's AsyncVectorEnv")
+    return table(columns, rows)
+
+
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -84,6 +100,7 @@ def current(text: str) -> str:
         ("algorithms", algorithms()),
         ("speed", speed()),
         ("scores", scores()),
+        ("workers", workers()),
     ):
         begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
         text = re.sub(f"{begin}.*?{end}", lambda _, m=made, b=begin, e=end: f"{b}\n{m}\n{e}", text, flags=re.DOTALL)

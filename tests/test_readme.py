@@ -17,8 +17,8 @@ def test_tables_are_current():
     text = (ROOT / "README.md").read_text()
     assert script.current(text) == text, "run `make readme`"
     for kind in ("envs", "algos"):
-        for id in catalog(kind):
-            assert f"| `{id}` |" in text
+        for entry in catalog(kind).values():
+            assert f"| `{entry.form}` |" in text
 
 
 def test_commands_and_links_exist():

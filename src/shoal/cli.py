@@ -356,9 +356,9 @@ def _list(kind: str, words: list[str], flags: dict[str, str]) -> int:
     exactly(words, 0, f"{kind} takes no words")
     entries = sorted(catalog(kind).values(), key=lambda e: (e.family, e.id))
     if options.json:
-        print(json.dumps([{"id": e.id, "family": e.family, "summary": e.summary} for e in entries]))
+        print(json.dumps([{"id": e.form, "family": e.family, "summary": e.summary} for e in entries]))
     elif kind == "envs":
-        table(["environment", "family", "what it is"], [[e.id, e.family, e.summary] for e in entries])
+        table(["environment", "family", "what it is"], [[e.form, e.family, e.summary] for e in entries])
     else:
         known = {e.id: ", ".join(f"{k} {v}" for k, v in e.settings.items()) for e in entries}
         table(["algorithm", "what it is", "settings of the name"], [[e.id, e.summary, known[e.id]] for e in entries])

@@ -42,12 +42,17 @@ class Entry:
     path: Path
     module: str
     cls: str
-    family: str  # the folder it lives in: mpe, probe, algos
+    family: str  # the folder it lives in: mpe, probe; adapter: of another library's
     summary: str  # the first line of the module's docstring
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     rest: str = ""  # of an adapter: what the rest of its ids is
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
     note: str = ""  # a sentence for whoever asked
+
+    @property
+    def form(self) -> str:
+        """The id as it is asked for: of an adapter with a word for the rest."""
+        return f"{self.id}/{self.rest}" if self.rest and "/" not in self.id else self.id
 
     def load(self) -> Any:
         module, name = load_module(self), KINDS[self.kind]
@@ -215,7 +220,7 @@ def _entries(kind: str, path: Path, module: str) -> list[Entry]:
         return []
     cls = concrete[-1]
     summary = (ast.get_docstring(tree) or "").partition("\n")[0]
-    family = path.parent.name
+    family = path.parent.name if path.parent.name != kind else "adapter"
     declared: dict[str, Any] = {}
     for node in cls.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

@@ -330,7 +330,11 @@ RAW = pytest.mark.xfail(strict=True, reason="an exception of the library's own c
 @pytest.mark.parametrize(
     ("id", "config", "said"),
     [
-        ("gymnasium/CartPol-v1", {}, "gymnasium has no environment 'CartPol-v1' (did you mean 'CartPole-v1' or 'CartPole-v0'?)"),
+        (
+            "gymnasium/CartPol-v1",
+            {},
+            "gymnasium has no environment 'CartPol-v1' (did you mean 'CartPole-v1' or 'CartPole-v0'?)",
+        ),
         ("gymnasium/CartPole-v7", {}, "gymnasium has no environment 'CartPole-v7' (did you mean 'CartPole-v1' or 'CartPole-v0"),
         ("gymnasium/Nowhere/X-v0", {}, "gymnasium has no environment 'Nowhere/X-v0': Namespace Nowhere not found"),
         ("gymnasium/CartPole-v1", {"args": "nope=1"}, "CartPole-v1 does not take --env.args 'nope=1': CartPoleEnv.__init__()"),

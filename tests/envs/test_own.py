@@ -55,7 +55,7 @@ NUMBER = 3
 def make_number():
     return NUMBER
 '''
-PARALLEL = '''
+PARALLEL = """
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
@@ -85,15 +85,18 @@ class Mine(ParallelEnv):
         here, over = self.agents, self.t >= self.length
         self.agents = [] if over else here
         return (self.look(), {a: 1.0 for a in here}, {a: over for a in here}, {a: False for a in here}, {a: {} for a in here})
-'''
-AEC = PARALLEL.replace("class Mine", "class _Both") + '''
+"""
+AEC = (
+    PARALLEL.replace("class Mine", "class _Both")
+    + """
 from pettingzoo import AECEnv
 from pettingzoo.utils import parallel_to_aec, BaseWrapper
 
 class Mine(BaseWrapper):
     def __init__(self, length=4):
         super().__init__(parallel_to_aec(_Both(length)))
-'''
+"""
+)
 KINDS = {"gym": (GYM, ["agents"]), "parallel": (PARALLEL, ["a", "b"]), "aec": (AEC, ["a", "b"])}
 FLAGS = "--steps 48 --envs 2 --algo.rollout 6 --eval.episodes 2 --log.tensorboard false --compile off --quiet".split()
 
@@ -219,17 +222,41 @@ def test_whatever_becomes_of_the_file_the_run_goes_on_as_it_was(here, monkeypatc
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        (GYM, "mine.py:Mien", "the environment is '{here}/mine.py:Mien', and {here}/mine.py has no 'Mien' (did you mean 'Mine'?)."),
+        (
+            GYM,
+            "mine.py:Mien",
+            "the environment is '{here}/mine.py:Mien', and {here}/mine.py has no 'Mien' (did you mean 'Mine'?).",
+        ),
         (GYM, "mine.py:NUMBER", "{here}/mine.py:NUMBER is 3: it must be a class or a function that makes an environment."),
-        (GYM, "mine.py:make_number", "{here}/mine.py:make_number made a int, which is no environment of Gymnasium's or PettingZoo"),
-        (GYM, "mine.py:Helper", "{here}/mine.py:Helper made a Helper, which is no environment of Gymnasium's or PettingZoo's kind"),
+        (
+            GYM,
+            "mine.py:make_number",
+            "{here}/mine.py:make_number made a int, which is no environment of Gymnasium's or PettingZoo",
+        ),
+        (
+            GYM,
+            "mine.py:Helper",
+            "{here}/mine.py:Helper made a Helper, which is no environment of Gymnasium's or PettingZoo's kind",
+        ),
         ("1 / 0", "mine.py", "{here}/mine.py could not be loaded: ZeroDivisionError: division by zero."),
-        ("1 / 0", "mine.py:Mine", "the environment is '{here}/mine.py:Mine', and {here}/mine.py could not be loaded: ZeroDivision"),
+        (
+            "1 / 0",
+            "mine.py:Mine",
+            "the environment is '{here}/mine.py:Mine', and {here}/mine.py could not be loaded: ZeroDivision",
+        ),
         ("def f():\n    pass\n", "mine.py", "'{here}/mine.py' defines no environment: it needs one class that derives"),
-        (GYM.replace("self.length, ", "self.missing, self.length, "), "mine.py", "{here}/mine.py:Mine could not be made: ValueError"),
+        (
+            GYM.replace("self.length, ", "self.missing, self.length, "),
+            "mine.py",
+            "{here}/mine.py:Mine could not be made: ValueError",
+        ),
         (GYM, "nowhere.py", "there is no file '{here}/nowhere.py'."),
         (GYM, "nowhere.py:Mine", "there is no file {here}/nowhere.py."),
-        (GYM, "bench_of_nobody.worlds:Mine", "the environment is 'bench_of_nobody.worlds:Mine', and bench_of_nobody.worlds could not"),
+        (
+            GYM,
+            "bench_of_nobody.worlds:Mine",
+            "the environment is 'bench_of_nobody.worlds:Mine', and bench_of_nobody.worlds could not",
+        ),
     ],
 )
 def test_what_cannot_be_made(here, text, name, said):

@@ -72,6 +72,7 @@ class Environment(ABC):
     spec: EnvSpec
     rows: int
     device: torch.device
+    kind: str = "rows stepped by its library"  # how rows are stepped, for the log
     noise: int = 0  # uniform numbers a row takes each step
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
     drawn: bool = False  # somebody will ask for drawings: set before the first reset
@@ -116,6 +117,7 @@ class Move:
 class World(Environment, ABC):
     """A native environment. An author sets `spec` and the two noise widths and writes begin, advance and observe."""
 
+    kind = "native tensors"
     noise_begin: int = 0
     noise_step: int = 0
 

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -70,15 +72,17 @@ class EnvPool(Environment):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device = rows, torch.device(device)
-        inside = self._made("make_spec")
-        what, action, wanted = f"envpool's {self.config.id}", inside.action_space, [*inside.action_array_spec.values()][-1]
+        with _quiet():
+            inside = self._made("make_spec")
+            action, sight = inside.action_space, inside.observation_space
+        what, wanted = f"envpool's {self.config.id}", [*inside.action_array_spec.values()][-1]
         if inside.config.max_num_players != 1:
             raise UserError(f"{what} is for {inside.config.max_num_players} players: Shoal takes EnvPool's tasks of one.")
         if kind_of(action) != "Discrete" and not _bounded(action):
             raise UserError(f"{what} has actions that are {action}: Shoal takes one choice of EnvPool's, or bounded numbers.")
-        self._moves, self._observer = Moves(action), Observer(inside.observation_space)
+        self._moves, self._observer = Moves(action), Observer(sight)
         self._wants = wanted.dtype, tuple(n for n in wanted.shape if n != -1), int(getattr(action, "start", 0))
-        self._vector = kind_of(inside.observation_space) == "Box" and len(self._observer.shape) == 1
+        self._vector = kind_of(sight) == "Box" and len(self._observer.shape) == 1
         limit = inside.config.max_episode_steps
         group = Group(GROUP, GROUP, ("agent_0",), self._observer.shape, self._moves.space)
         self.spec = EnvSpec((group,), common=True, horizon=limit if 0 < limit < ENDLESS else None)
@@ -136,19 +140,19 @@ class EnvPool(Environment):
         if id not in known:
             raise UserError(f"envpool has no task {id!r}{near(id, known) or ', and none with a name like it'}.")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Gymnasium's, on the precision of bounds
-                return getattr(envpool, how)(id, **given)
+            return getattr(envpool, how)(id, **given)
         except Exception as e:  # whatever a task needs that is not there
-            raise UserError(f"envpool's {id} could not be made: {type(e).__name__}: {e}.") from e
+            raise UserError(f"envpool's {id} could not be made: {type(e).__name__}: {str(e).rstrip('.')}.") from e
 
     def _begin(self, seeds: np.ndarray) -> Frame:
         """New episodes in all rows, and all that EnvPool draws from here on, from these seeds."""
         self._seeds, self._steps, threads = seeds, 0, self.config.threads
         threads = min(cores() if threads == "auto" else threads, self.rows)
         self.close()  # before the next: half the threads and memory
-        self.inner = self._made("make_gymnasium", num_envs=self.rows, num_threads=threads, seed=seeds.tolist())
-        return self._frame(self._look(self.inner.reset()[0], self.rows), np.ones(self.rows, bool))
+        with _quiet():
+            self.inner = self._made("make_gymnasium", num_envs=self.rows, num_threads=threads, seed=seeds.tolist())
+            obs, _ = self.inner.reset()
+        return self._frame(self._look(obs, self.rows), np.ones(self.rows, bool))
 
     def _taken(self, action: np.ndarray) -> np.ndarray:
         """Actions [B, 1] or [B, 1, D] as EnvPool wants them: [B] or [B, ...]."""
@@ -179,6 +183,14 @@ class EnvPool(Environment):
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(self.device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Gymnasium says, whenever EnvPool makes a space, on the precision of its bounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _bounded(space: Any) -> bool:

@@ -78,6 +78,8 @@ class Host(Environment, ABC):
         self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
         middle = -(-rows // 2)
+        self.workers = min(cores() if self.config.workers == "auto" else self.config.workers, rows)
+        self.kind = f"Python environments in {self.workers} worker processes" if self.workers else "Python environments in turn"
         two = self.config.workers != 0 and self.config.overlap and rows > 1
         self.halves = (slice(0, middle), slice(middle, rows)) if two else (slice(0, rows),)
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
@@ -154,10 +156,9 @@ class Host(Environment, ABC):
             cls, c = type(self), self.config
             file = inspect.getfile(cls) if cls.__module__.startswith(USER_MODULE) else None
             make = Maker(cls.__module__, cls.__qualname__, file, pickle.dumps(c), self.drawn)
-            workers = min(cores() if c.workers == "auto" else c.workers, self.rows)
             halves = [(h.start, h.stop) for h in self.halves]
-            if workers:
-                self._crew = Workers(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
+            if self.workers:
+                self._crew = Workers(make, self._like, self.rows, halves, self.workers, c.timeout, c.start, self.news)
             else:
                 self._crew = Here(make, self._like, self.rows, halves)
             self.whole = self._crew.whole

@@ -37,7 +37,7 @@ def header(loop: Any) -> str:
         "state_size": [g.obs for g in everyone],
         "action_size": [params_of(g.action) for g in everyone],
         "action_space": [g.action for g in everyone],
-        "envs": f"{settings.env}, {type(loop.env).__name__} ({loop.resolved.env_entry.family}), native tensors",
+        "envs": f"{settings.env}, {type(loop.env).__name__} ({loop.resolved.env_entry.family}), {loop.env.kind}",
         "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some{shapers}",
         "icm": None,
     }

@@ -11,8 +11,10 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +26,8 @@ from shoal.log.logger import read_metrics
 from shoal.spec import UserError
 from shoal.training import checkpoint
 from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
+
+WORLDS = ["gymnasium", "pettingzoo", "Box2D", "gfootball", "mpe2", "lbforaging", "rware", "vmas", "envpool"]
 
 
 class Run:
@@ -162,6 +166,7 @@ def versions(resolved: Resolved) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        **{name: version(name) for name in WORLDS if name in sys.modules},
         "device": f"{resolved.device}: {device}",
         "platform": platform.platform(),
     }
