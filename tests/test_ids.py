@@ -176,3 +176,62 @@ def test_no_torch_is_loaded(code: str) -> None:
     tail = "import sys, json; print(json.dumps([m for m in ('torch', 'numpy', 'rich', 'matplotlib') if m in sys.modules]))"
     out = subprocess.run([sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == []
+
+
+# --- adapters ---
+
+
+@pytest.mark.parametrize(
+    ("id", "cls", "rest", "note"),
+    [
+        ("gymnasium/CartPole-v1", "Gymnasium", "CartPole-v1", ""),
+        ("gymnasium/ALE/Pong-v5", "Gymnasium", "ALE/Pong-v5", ""),
+        ("gymnasium/package:Thing-v0", "Gymnasium", "package:Thing-v0", ""),
+        ("gymnasium/CarRacing-v1", "Gymnasium", "CarRacing-v3", "CarRacing-v1 is called CarRacing-v3 now, and that is what runs."),
+        ("CarRacing-v1", "Gymnasium", "CarRacing-v3", "CarRacing-v1 is called CarRacing-v3 now, and that is what runs."),
+        ("LunarLander-v3", "Gymnasium", "LunarLander-v3", ""),
+        ("academy_empty_goal_close", "Football", "academy_empty_goal_close", ""),
+        ("Foraging-8x8-2p-3f-v3", "LevelBasedForaging", "Foraging-8x8-2p-3f-v3", ""),
+        ("rware-tiny-2ag-v2", "Warehouse", "rware-tiny-2ag-v2", ""),
+        ("mine.py:Name", "Own", "mine.py:Name", ""),  # whether it is there is asked when it is made
+        ("package.module:Name", "Own", "package.module:Name", ""),
+    ],
+)
+def test_adapters_take_the_rest_of_an_id(id: str, cls: str, rest: str, note: str) -> None:
+    pytest.importorskip("gymnasium")
+    entry = find("envs", id)
+    assert (entry.cls, entry.settings, entry.note) == (cls, {"id": rest}, note)
+    assert entry.load().__name__ == cls
+
+
+def test_a_native_world_goes_before_an_adapter_and_an_old_name_leads_to_it() -> None:
+    assert find("envs", "Pendulum-v1").module == "shoal.envs.classic.pendulum"
+    old = find("envs", "Pendulum-v0")
+    assert (old.module, old.note) == ("shoal.envs.classic.pendulum", "Pendulum-v0 is called Pendulum-v1 now, and that is what runs.")
+
+
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        ("football", "'football' takes more of an id: football/SCENARIO."),
+        ("gymnasium/", "'gymnasium' takes more of an id: gymnasium/ID."),
+        ("LunarLander-v9", "there is no environment 'LunarLander-v9'; `shoal envs` lists them."),
+        ("CartPole-v3", "there is no environment 'CartPole-v3' (did you mean 'CartPole-v1' or 'CartPole-v0'?); `shoal envs` lists them."),
+        ("nobody/CartPole-v1", "there is no environment 'nobody/CartPole-v1'"),
+    ],
+)
+def test_ids_that_nobody_has(id: str, said: str) -> None:
+    with pytest.raises(UserError) as e:
+        find("envs", id)
+    assert str(e.value).startswith(said)
+
+
+def test_two_adapters_claim_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.envs import football, rware
+
+    monkeypatch.setattr(football, "claims", lambda id: id == "thing")
+    monkeypatch.setattr(rware, "claims", lambda id: id == "thing")
+    with pytest.raises(UserError) as e:
+        find("envs", "thing")
+    assert str(e.value) == "'thing' is an environment of several libraries: say which, football/thing or rware/thing."
+    assert find("envs", "rware/thing").settings == {"id": "thing"}

@@ -237,8 +237,8 @@ def test_metrics() -> None:
     ("episodes", "expected"), [(1, (1, 1)), (64, (64, 1)), (256, (256, 1)), (257, (129, 2)), (1000, (250, 4))]
 )
 def test_rows_for(episodes: int, expected: tuple[int, int]) -> None:
-    assert rows_for(episodes) == expected
-    rows, each = rows_for(episodes)
+    assert rows_for(episodes, 256) == expected
+    rows, each = rows_for(episodes, 256)
     assert rows * each >= episodes
 
 

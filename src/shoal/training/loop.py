@@ -271,7 +271,7 @@ class Loop:
         rate = short(self.step / self.seconds) if self.seconds and self.step else "-"
         self.console.line(f"step {self.step:>10,}  {clock(self.seconds)}  {rate:>6} steps/s  evaluation: {scores}")
         score = numbers[self.score_name]
-        if score is not None and score > self.best:
+        if score is not None and score >= self.best:  # of equals the later, which has learnt for longer
             self.check_finite()
             self.best = score
             if self.resolved.save.best != "none":
