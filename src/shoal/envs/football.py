@@ -387,7 +387,8 @@ class FootballRow(Row):
     def _draw(self) -> None:
         """Change over to an engine that draws. It falls over unless it is told so at every reset; then it draws on demand."""
         core = self.core
-        core.render("human")
+        with quiet():
+            core.render("human")
         begin, game = core._reset, core._env.game_config
 
         def begun(animations: bool, inc: int) -> None:
@@ -401,6 +402,20 @@ class FootballRow(Row):
         if self.core is not None:
             self.core.close()
             self.core = None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What the engine prints by itself, that it has no screen, is dropped."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def folder(path: str | None) -> str:

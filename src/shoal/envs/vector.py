@@ -158,7 +158,8 @@ class Host(Environment, ABC):
             make = Maker(cls.__module__, cls.__qualname__, file, pickle.dumps(c), self.drawn)
             halves = [(h.start, h.stop) for h in self.halves]
             if self.workers:
-                self._crew = Workers(make, self._like, self.rows, halves, self.workers, c.timeout, c.start, self.news)
+                workers = self.rows if self.drawn else self.workers  # some libraries draw one picture a process
+                self._crew = Workers(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
             else:
                 self._crew = Here(make, self._like, self.rows, halves)
             self.whole = self._crew.whole

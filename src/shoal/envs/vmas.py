@@ -129,6 +129,7 @@ class VMAS(Environment):
             raise UserError(
                 f"this state has {len(state['clock'])} rows and the world {self.rows}: make the world with as many."
             )
+        self.begun_anew = None
         with self._drawing(0):  # some of what it remembers is made in its first step
             self.inner.step([torch.zeros(self.rows, self.inner.get_agent_action_size(a)) for a in self.inner.agents])
         try:
