@@ -187,7 +187,12 @@ def test_no_torch_is_loaded(code: str) -> None:
         ("gymnasium/CartPole-v1", "Gymnasium", "CartPole-v1", ""),
         ("gymnasium/ALE/Pong-v5", "Gymnasium", "ALE/Pong-v5", ""),
         ("gymnasium/package:Thing-v0", "Gymnasium", "package:Thing-v0", ""),
-        ("gymnasium/CarRacing-v1", "Gymnasium", "CarRacing-v3", "CarRacing-v1 is called CarRacing-v3 now, and that is what runs."),
+        (
+            "gymnasium/CarRacing-v1",
+            "Gymnasium",
+            "CarRacing-v3",
+            "CarRacing-v1 is called CarRacing-v3 now, and that is what runs.",
+        ),
         ("CarRacing-v1", "Gymnasium", "CarRacing-v3", "CarRacing-v1 is called CarRacing-v3 now, and that is what runs."),
         ("LunarLander-v3", "Gymnasium", "LunarLander-v3", ""),
         ("academy_empty_goal_close", "Football", "academy_empty_goal_close", ""),
@@ -207,7 +212,10 @@ def test_adapters_take_the_rest_of_an_id(id: str, cls: str, rest: str, note: str
 def test_a_native_world_goes_before_an_adapter_and_an_old_name_leads_to_it() -> None:
     assert find("envs", "Pendulum-v1").module == "shoal.envs.classic.pendulum"
     old = find("envs", "Pendulum-v0")
-    assert (old.module, old.note) == ("shoal.envs.classic.pendulum", "Pendulum-v0 is called Pendulum-v1 now, and that is what runs.")
+    assert (old.module, old.note) == (
+        "shoal.envs.classic.pendulum",
+        "Pendulum-v0 is called Pendulum-v1 now, and that is what runs.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +224,10 @@ def test_a_native_world_goes_before_an_adapter_and_an_old_name_leads_to_it() -> 
         ("football", "'football' takes more of an id: football/SCENARIO."),
         ("gymnasium/", "'gymnasium' takes more of an id: gymnasium/ID."),
         ("LunarLander-v9", "there is no environment 'LunarLander-v9'; `shoal envs` lists them."),
-        ("CartPole-v3", "there is no environment 'CartPole-v3' (did you mean 'CartPole-v1' or 'CartPole-v0'?); `shoal envs` lists them."),
+        (
+            "CartPole-v3",
+            "there is no environment 'CartPole-v3' (did you mean 'CartPole-v1' or 'CartPole-v0'?); `shoal envs` lists them.",
+        ),
         ("nobody/CartPole-v1", "there is no environment 'nobody/CartPole-v1'"),
     ],
 )

@@ -351,6 +351,36 @@ def test_no_worker_outlives_its_parent(toy, tmp_path, how, start):
     assert not any(map(alive, children))
 
 
+def test_workers_leave_a_signal_to_whoever_started_them(toy):
+    """A batch system tells all processes of a job at once: the parent saves, and needs its rows for that."""
+    env, twin = shoal.make(toy, rows=4, workers=2), shoal.make(toy, rows=4, workers=0)
+    env.reset(torch.full((4, 2), 0.3))
+    twin.reset(torch.full((4, 2), 0.3))
+    for pid in pids(env):
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    actions = moves(4, torch.Generator().manual_seed(0))
+    assert same(env.step(actions, torch.full((4, 2), 0.6)), twin.step(actions, torch.full((4, 2), 0.6)))
+    assert env.restarts == 0
+    mine = pids(env)
+    env.close()
+    assert not any(map(alive, mine))
+
+
+def test_an_episode_too_long_to_be_kept_begins_anew(toy, monkeypatch):
+    monkeypatch.setattr("shoal.envs.vector.LONGEST", 60)
+    env = shoal.make(toy, rows=2, workers=0)
+    env.reset(torch.full((2, 2), 0.3))
+    env._past.began[:], env._past.log[0][:] = 0, [{}] * 63  # as if it had gone on for so long
+    env._past.add(slice(0, 2), {})
+    assert env._past.seeds.tolist() == [-1, -1]
+    other = shoal.make(toy, rows=2, workers=0)
+    frame = other.set_state(env.get_state())
+    assert other.begun_anew.tolist() == [True, True]
+    assert frame["agents"].obs[:, 0, 1].tolist() == [0, 0]
+
+
 # --- playing again ---
 
 

@@ -7,12 +7,14 @@ them begun anew.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import multiprocessing
 import os
 import signal
 import socket
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +28,7 @@ from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, heard, in_words, p
 from shoal.spec import UserError
 
 TRIES = 3  # times in a row that a worker is replaced before it is taken for broken
+PARTING = 2.0  # seconds that workers have to leave by themselves
 SHARED = "/dev/shm"  # a file there is memory
 
 
@@ -88,6 +91,7 @@ class Workers:
         self.file = shared_file(size(like, rows))
         self.whole = arrays(like, rows, mmap.mmap(self.file.fileno(), 0))
         shares = [list(range(k, rows, workers)) for k in range(workers)]  # every worker has some of each half
+        atexit.register(self.close)  # before multiprocessing asks them to leave by a signal that they do not hear
         self.workers = [self._started(Worker(at, None, None, self._share(at), set())) for at in shares]  # type: ignore[arg-type]
 
     def reset(self, rows: list[int] | None = None) -> None:
@@ -143,10 +147,12 @@ class Workers:
         if not self.open:
             return
         self.open = False
+        atexit.unregister(self.close)
         for w in self.workers:
             self._ask(w, words.QUIT)
+        limit = time.monotonic() + PARTING
         for w in self.workers:
-            w.process.join(2)
+            w.process.join(max(limit - time.monotonic(), 0))
             self._stop(w)
         self.file.close()
 
@@ -234,7 +240,9 @@ def shared_file(length: int) -> Any:
     for folder in (SHARED if os.path.isdir(SHARED) else None, None):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         try:
-            os.posix_fallocate(file.fileno(), 0, length)
+            if hasattr(os, "posix_fallocate"):  # else a write would end the process where memory is short
+                os.posix_fallocate(file.fileno(), 0, length)
+            os.ftruncate(file.fileno(), length)
             return file
         except OSError:
             file.close()

@@ -207,8 +207,8 @@ class Maker:
 
 def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: list[tuple[int, int]], parent: int) -> None:
     """The whole life of a worker that holds the rows `at`: asked over `line`, a byte at a time, it works in the arrays."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us, and they stop us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for whoever started us, who saves first and then stops us
+        signal.signal(number, signal.SIG_IGN)
     line.settimeout(1.0)
     try:
         made = [make() for _ in at]
@@ -251,6 +251,9 @@ def _answer(bench: Bench, word: bytes, line: socket.socket, halves: list[tuple[i
     return packed(bench.rows[asked].picture())
 
 
+give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
 def heard(line: socket.socket) -> bytes:
     """The next byte, or nothing where the other side is gone; waits for as long as the line has patience. At first it only
     lets others go before: a process that sleeps is woken late, which for a cheap environment is most of a step."""
@@ -258,7 +261,7 @@ def heard(line: socket.socket) -> bytes:
     while time.perf_counter() < limit:
         with suppress(BlockingIOError):
             return os.read(line.fileno(), 1)  # a line with patience does not block by itself
-        os.sched_yield()
+        give_way()
     return line.recv(1)
 
 

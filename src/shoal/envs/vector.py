@@ -122,7 +122,7 @@ class Host(Environment, ABC):
         seeds, steps = state["seeds"].numpy(), [_steps(actions) for actions in state["actions"]]
         if len(seeds) != self.rows:
             raise UserError(f"this state has {len(seeds)} rows and the world {self.rows}: make the world with as many.")
-        strange = ~np.array(self.crew.forward(seeds, steps))
+        strange = ~np.array(self.crew.forward(seeds.clip(0), steps)) | (seeds < 0)
         for x, y in zip(self._look("new", slice(None)).values(), (t.numpy() for t in state["seen"]), strict=True):
             strange |= ~((x == y) | ((x != x) & (y != y))).reshape(self.rows, -1).all(1)
         if strange.any():
@@ -184,7 +184,7 @@ class Host(Environment, ABC):
     def _put(self, rows: slice, actions: dict[str, Tensor], noise: Tensor) -> None:
         """Where those who step these rows will find it."""
         self._sow(rows, noise)
-        taken = {g: a.cpu().numpy() for g, a in actions.items()}
+        taken = {g: np.array(a.cpu()) for g, a in actions.items()}  # copies: they are kept
         for g, a in taken.items():
             self.whole["action", g][rows] = a
         self._past.add(rows, taken)
