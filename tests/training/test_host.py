@@ -214,7 +214,8 @@ def test_a_worker_of_the_evaluation_may_die_too(toy, tmp_path):
     assert "died (SIGKILL) and was replaced" in (run.path / "train.log").read_text()
 
 
-def test_ctrl_c_leaves_no_process_and_a_checkpoint(toy, tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_to_all_leave_no_process_and_a_checkpoint(toy, tmp_path, number, status):
     run, flags = tmp_path / "run", "--steps 50M --envs 4 --algo.rollout 5 --eval.every 0 --save.every 0 --env.workers 2"
     command = [sys.executable, "-m", "shoal.cli", "train", "ppo", toy, *flags.split(), "--env.folder", str(tmp_path)]
     command += ["--log.tensorboard", "false", "--log.every", "20", "--env.slow", "0.01", "--compile", "off", "--out", str(run)]
@@ -224,9 +225,9 @@ def test_ctrl_c_leaves_no_process_and_a_checkpoint(toy, tmp_path):
     deadline = time.time() + 60
     while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size) and time.time() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (status, "")
     assert f"shoal resume {run}" in out
     assert len(workers_of(tmp_path) - {process.pid}) == 2
     assert not any(map(alive, workers_of(tmp_path)))
