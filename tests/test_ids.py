@@ -223,7 +223,7 @@ def test_a_native_world_goes_before_an_adapter_and_an_old_name_leads_to_it() -> 
     [
         ("football", "'football' takes more of an id: football/SCENARIO."),
         ("gymnasium/", "'gymnasium' takes more of an id: gymnasium/ID."),
-        ("LunarLander-v9", "there is no environment 'LunarLander-v9'; `shoal envs` lists them."),
+        ("LunarLander-v9", "there is no environment 'LunarLander-v9' (did you mean 'LunarLander-v3' or"),
         (
             "CartPole-v3",
             "there is no environment 'CartPole-v3' (did you mean 'CartPole-v1' or 'CartPole-v0'?); `shoal envs` lists them.",

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from shoal.spec import UserError
 
 USER_MODULE = "shoal_user_"  # what the names of users' own files begin with, as modules
 ROOT = Path(__file__).parent
+FROZEN: dict[str, bytes] = {}  # users' files as they were when a run began, in processes that are started later
 KINDS = {"algos": "algorithm", "envs": "environment"}
 # what derives from these is not what a file is for
 NOT_ONE = {"ABC", "Protocol", "Hook", "Module", "Function", "Exception", "UserError", "NamedTuple", "TorchDispatchMode"}
@@ -101,7 +103,8 @@ def find(kind: str, id: str) -> Entry:
         both = " or ".join(f"{e.id}/{id}" for e in claims)
         raise UserError(f"{id!r} is an environment of several libraries: say which, {both}.")
     if not claims:
-        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, known)}; `shoal {kind}` lists them.")
+        theirs = [n for e in known.values() if e.rest for n in getattr(load_module(e), "names", list)()]
+        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, dict.fromkeys((*known, *theirs)))}; `shoal {kind}` lists them.")
     return find(kind, f"{claims[0].id}/{id}")
 
 
@@ -178,14 +181,25 @@ def _own_module(name: str) -> ModuleType:
 
 
 def _own_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if str(path) not in FROZEN and not path.is_file():
         raise UserError(f"there is no file {path}.")
     return load_file(path, _own_name(path))
 
 
+def own_files(words: Iterable[Any]) -> dict[str, bytes]:
+    """What is in the files of users' own objects that are named among these words."""
+    places = (w.rpartition(":")[0] for w in words if isinstance(w, str) and _is_own(w))
+    paths = {Path(place).resolve() for place in places if place.endswith(".py")}
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
+
+
 def _own_name(path: Path) -> str:
     """A name for a user's file as it is now: once edited, it is another module."""
-    return f"{USER_MODULE}{path.stem}_{hashlib.sha1(str(path).encode() + path.read_bytes()).hexdigest()[:8]}"
+    return f"{USER_MODULE}{path.stem}_{hashlib.sha1(str(path).encode() + _content(path)).hexdigest()[:8]}"
+
+
+def _content(path: Path) -> bytes:
+    return FROZEN[str(path)] if str(path) in FROZEN else path.read_bytes()
 
 
 def load_file(path: Path, name: str) -> ModuleType:
@@ -196,7 +210,10 @@ def load_file(path: Path, name: str) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and workers look a class's module up there
     try:
-        spec.loader.exec_module(module)
+        if str(path) in FROZEN:
+            exec(compile(FROZEN[str(path)], path, "exec"), vars(module))
+        else:
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

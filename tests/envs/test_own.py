@@ -174,8 +174,8 @@ def test_a_world_of_shoals_kind_still_is_that(here):
     ("kind", "horizon"),
     [
         ("gym", 3),
-        pytest.param("parallel", 3, marks=pytest.mark.xfail(strict=True, reason="--env.horizon is not passed on")),
-        pytest.param("aec", 9, marks=pytest.mark.xfail(strict=True, reason="--env.horizon is not passed on")),
+        ("parallel", 3),
+        ("aec", 9),
     ],
 )
 def test_a_horizon_cuts_it_off(here, kind, horizon):
@@ -228,7 +228,6 @@ def test_whatever_becomes_of_the_file_the_run_goes_on_as_it_was(here, monkeypatc
     assert lines[0] == lines[1]
 
 
-@pytest.mark.xfail(strict=True, reason="a worker that is replaced reads the user's file as it is by then, not the run's copy")
 @pytest.mark.parametrize("fate", ["edited", "deleted"])
 def test_a_worker_that_is_replaced_plays_what_the_others_play(here, fate):
     class Trouble(shoal.Hook):

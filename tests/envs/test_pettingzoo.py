@@ -278,7 +278,7 @@ def test_masks_of_several_choices() -> None:
 
     game = play([], base=Several, possible_agents=["walker_0", "walker_1"], first="01")
     assert told(Driver(ParallelRow(game)).reset().legal) == [[0, 1, 1, 0, 1], [1, 1, 0, 0, 1]]
-    with pytest.raises(UserError, match="has 4 entries and the agent 5 choices"):
+    with pytest.raises(UserError, match="has 4 entries, and the agent 5 choices"):
         Driver(ParallelRow(play([], base=Several))).reset()
 
 

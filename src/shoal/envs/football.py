@@ -153,6 +153,9 @@ def claims(id: str) -> bool:
     return id in scenarios()
 
 
+names = scenarios
+
+
 def three_vs_three(builder: Any) -> None:
     """A keeper and two players a side, who kick off by turns; built as 5_vs_5 is."""
     from gfootball.scenarios import Team, e_PlayerRole_CF, e_PlayerRole_CM, e_PlayerRole_GK

@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.envs.pixels import PixelConfig, observer
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, kind_of, settings
+from shoal.envs.spaces import Moves, allow, kind_of, settings
 from shoal.envs.vector import Host, HostConfig
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
@@ -76,7 +76,7 @@ class GymRow(Row):
         place = {k: x[0] for k, x in seen.items()} if isinstance(seen, dict) else seen[0]
         self.observer.write(obs, place, first)
         if out.legal:
-            out.legal[GROUP][0] = legal(info.get("action_mask"))
+            allow(info.get("action_mask"), self.moves.space, out.legal[GROUP][0])
 
     def picture(self) -> np.ndarray | None:
         return self.env.render()
@@ -89,7 +89,7 @@ class TupleRow(Row):
     """An environment whose observations, actions and rewards are those of several agents, in order."""
 
     def __init__(self, env: Any, config: GymConfig):
-        self.env, spaces = env, env.action_space.spaces
+        self.env, self.skip, spaces = env, config.skip, env.action_space.spaces
         self.moves = [Moves(s) for s in spaces]
         self.observers = [observer(s, config) for s in env.observation_space.spaces]
         kinds = list(dict.fromkeys((m.space, str(o.shape)) for m, o in zip(self.moves, self.observers, strict=True)))
@@ -109,13 +109,22 @@ class TupleRow(Row):
 
     def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
         taken = tuple(m.read(actions[g][k]) for m, (g, k) in zip(self.moves, self.place, strict=True))
-        obs, rewards, terminated, truncated, _ = self.env.step(taken)
+        total = np.zeros(len(self.place))
+        for _ in range(self.skip):
+            obs, rewards, ended, truncated, _ = self.env.step(taken)
+            total += rewards
+            over = bool(np.all(ended) or np.any(truncated))
+            if over:
+                break
         self._see(obs, out)
-        over = bool(np.all(terminated) or np.any(truncated))
+        terminated = np.broadcast_to(over and self.terminated(ended), len(self.place))
         for i, (g, k) in enumerate(self.place):
-            out.reward[g][k] = rewards[i] if np.ndim(rewards) else rewards
-            out.terminated[g][k] = over and (terminated[i] if np.ndim(terminated) else terminated)
+            out.reward[g][k], out.terminated[g][k] = total[i], terminated[i]
         return over
+
+    def terminated(self, ended: Any) -> Any:
+        """Whether what the environment calls an end is one, and not its limit of time."""
+        return ended
 
     def _see(self, obs: Any, out: Slots, first: bool = False) -> None:
         for x, o, (g, k) in zip(obs, self.observers, self.place, strict=True):
@@ -129,27 +138,25 @@ class TupleRow(Row):
         self.env.close()
 
 
-def legal(mask: Any) -> Any:
-    """A mask of an environment's; where it allows nothing, or there is none, everything."""
-    return True if mask is None or not np.any(mask) else np.asarray(mask, bool)
-
-
 def horizon_of(env: Any, config: GymConfig) -> int | None:
     """Steps that an episode has at most, where that is known."""
     inner, spec = getattr(env, "unwrapped", env), getattr(env, "spec", None)
-    frames = config.horizon or getattr(spec, "max_episode_steps", None) or getattr(inner, "_max_episode_steps", None)
+    names = ("_max_episode_steps", "max_steps")
+    known = [getattr(spec, "max_episode_steps", None), *(getattr(inner, name, None) for name in names)]
+    frames = config.horizon or next((n for n in known if isinstance(n, int) and n > 0), None)
     return -(-int(frames) // config.skip) if frames else None
 
 
-def row_of(env: Any, config: GymConfig) -> Row:
+def row_of(env: Any, config: GymConfig, several_as: type[TupleRow] = TupleRow) -> Row:
     spaces = kind_of(env.action_space), kind_of(env.observation_space)
     several = spaces == ("Tuple", "Tuple") and len(env.action_space.spaces) == getattr(env.unwrapped, "n_agents", 0)
-    return TupleRow(env, config) if several else GymRow(env, config)
+    return several_as(env, config) if several else GymRow(env, config)
 
 
 class Gymnasium(Host):
     rest: ClassVar[str] = "ID"
     library: ClassVar[str] = "gymnasium"  # what registers the ids
+    several_as: ClassVar[type[TupleRow]] = TupleRow
     renamed: ClassVar[dict[str, str]] = {
         "Pendulum-v0": "Pendulum-v1",
         "LunarLander-v2": "LunarLander-v3",
@@ -172,17 +179,22 @@ class Gymnasium(Host):
         kwargs = settings(config.args, "--env.args")
         if config.horizon is not None:
             kwargs["max_episode_steps"] = config.horizon
+        if drawn:
+            kwargs["render_mode"] = "rgb_array"
         try:
-            env = gym.make(config.id, render_mode="rgb_array" if drawn else None, disable_env_checker=True, **kwargs)
+            env = gym.make(config.id, disable_env_checker=True, **kwargs)
         except gym.error.DependencyNotInstalled as e:
-            raise UserError(f"{config.id} needs what is not installed: {str(e).rstrip('.')}.") from None
-        except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv, gym.error.NamespaceNotFound) as e:
-            raise UserError(
-                f"{cls.library} has no environment {config.id!r}{near(config.id, gym.registry)}: {str(e).rstrip('.')}."
-            ) from None
-        except TypeError as e:
-            raise UserError(f"{config.id} does not take --env.args {config.args!r}: {e}.") from None
-        return row_of(env, config)
+            raise UserError(f"{config.id} needs what is not installed: {_words(e)}.") from e
+        except (gym.error.Error, ModuleNotFoundError) as e:
+            raise UserError(f"{cls.library} has no environment {config.id!r}{near(config.id, gym.registry)}: {_words(e)}.") from e
+        except Exception as e:  # whatever its maker does
+            given = f" of --env.args {config.args!r}" if config.args else ""
+            raise UserError(f"{config.id} could not be made{given}: {type(e).__name__}: {_words(e)}.") from e
+        return row_of(env, config, cls.several_as)
+
+
+def _words(e: Exception) -> str:
+    return " ".join(str(e).split()).rstrip(".?")
 
 
 def limited(env: Any, horizon: int | None) -> Any:
@@ -214,3 +226,11 @@ def claims(id: str) -> bool:
         return False
     spec = gymnasium.registry.get(id)
     return spec is not None and str(spec.entry_point).startswith("gymnasium.")
+
+
+def names() -> list[str]:
+    try:
+        import gymnasium
+    except ImportError:
+        return []
+    return list(gymnasium.registry)

@@ -10,6 +10,7 @@ parallel or turn-based PettingZoo environment as by `pettingzoo.py`. The run kee
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,10 +39,16 @@ class Own(Host):
             raise UserError(f"{config.id} is {make!r:.60}: it must be a class or a function that makes an environment.")
         kwargs = settings(config.args, "--env.args")
         try:
-            env = make(**kwargs, **({"render_mode": "rgb_array"} if drawn else {}))
+            drawing = drawn and "render_mode" in inspect.signature(make).parameters
+            env = make(**kwargs, **({"render_mode": "rgb_array"} if drawing else {}))
         except Exception as e:  # whatever the user's code does
             raise UserError(f"{config.id} could not be made: {type(e).__name__}: {e}.") from e
-        if hasattr(env, "possible_agents"):
+        zoo = hasattr(env, "possible_agents")
+        for name in ("skip",) if zoo else ("groups", "teams", "turns", "mortal", "common", "state"):
+            if getattr(config, name) != getattr(cls.Config, name):
+                kind = "Gymnasium" if zoo else "PettingZoo"
+                raise UserError(f"--env.{name} is for environments of {kind}'s kind, and {config.id} is of the other.")
+        if zoo:
             return pettingzoo.table_of(env, config)
         if not all(hasattr(env, x) for x in ("reset", "step", "action_space", "observation_space")):
             kind = type(env).__name__

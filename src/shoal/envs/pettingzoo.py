@@ -45,7 +45,7 @@ import numpy as np
 
 from shoal.envs.pixels import PixelConfig, Pixels, observer
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, Observer, kind_of, lists, settings
+from shoal.envs.spaces import Moves, Observer, allow, kind_of, lists, settings
 from shoal.envs.vector import Host, HostConfig
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
@@ -91,8 +91,9 @@ class Table(Row):
         state: bool = True,
         common: bool = False,
         pixels: PixelConfig | None = None,
+        limit: int | None = None,
     ):
-        self.env = env
+        self.env, self.limit, self.clock = env, limit, 0
         self.agents = list(getattr(env, "possible_agents", ()))
         if not self.agents:
             raise UserError(f"{env} has no possible_agents: Shoal must know beforehand who may take part.")
@@ -138,13 +139,14 @@ class Table(Row):
         return here
 
     def begun(self, seen: Mapping[Any, Any], infos: Any, out: Slots, acts: Collection[Any]) -> None:
-        self.living = self.present()
+        self.living, self.clock = self.present(), 0
         self._write(seen, infos, out, self.living, acts, self.living)
 
     def moved(self, seen: Mapping[Any, Any], infos: Any, out: Slots, gone: Collection[Any], ended: Collection[Any]) -> bool:
         """After a step: what each saw, who of those present is out, and who ended by terminating. True: it is over."""
         before, self.living = self.living, [a for a in self.present() if a not in gone]
-        over = not self.living
+        self.clock += 1
+        over = not self.living or self.clock == self.limit
         if not self.mortal and not over and len(self.living) < len(self.agents):
             raise UserError(
                 f"{next(a for a in self.agents if a not in self.living)!r} left {self.env} early: set --env.mortal true."
@@ -198,24 +200,9 @@ class Table(Row):
                 out.alive[g][i], out.acts[g][i], out.start[g][i] = a in alive, a in acts, a in start
             if g in out.legal:
                 mask = obs[MASK] if seat.masked and obs is not None else _of(infos, a).get(MASK)
-                self._allow(seat, mask if a in acts else None, out.legal[g][i])
+                allow(mask if a in acts else None, seat.moves.space, out.legal[g][i])
         if out.state is not None:
             out.state[...] = self._known = self._state(out.state.size)
-
-    def _allow(self, seat: Seat, mask: Any, legal: np.ndarray) -> None:
-        """`mask` is an array, or for several choices one each; none: everything is allowed."""
-        if mask is None:
-            legal.fill(True)
-            return
-        flat = np.concatenate([np.ravel(m) for m in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
-        if flat.shape != legal.shape:
-            raise UserError(f"an action_mask of {self.env} has {flat.size} entries and the agent {legal.size} choices.")
-        legal[...] = flat != 0
-        at = 0
-        for n in seat.moves.space.sizes:  # type: ignore[union-attr]
-            if not legal[at : at + n].any():
-                legal[at : at + n] = True
-            at += n
 
     def _state(self, size: int) -> np.ndarray:
         try:
@@ -239,7 +226,9 @@ class Table(Row):
         return None if now.dtype == np.uint8 or now.dtype == object else now.size
 
     def _horizon(self) -> int | None:
-        """Cycles, where it says how many; in turn, that many moves of each."""
+        """Cycles, where it says how many; in turn, that many moves of each. Or as many steps as we let it have."""
+        if self.limit is not None:
+            return self.limit
         inner = getattr(self.env, "unwrapped", self.env)
         for place in (inner, getattr(inner, "env", None)):
             cycles = getattr(place, "max_cycles", None)
@@ -318,7 +307,7 @@ def row_of(env: Any, **settings: Any) -> Table:
 def table_of(env: Any, config: Any) -> Table:
     """The same with the settings of a Config."""
     c, mortal = config, None if config.mortal == "auto" else config.mortal
-    return row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common, pixels=c)
+    return row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common, pixels=c, limit=c.horizon)
 
 
 def _of(infos: Any, agent: Any) -> Mapping[str, Any]:
@@ -402,10 +391,13 @@ class PettingZoo(Host):
         mortal: Literal["auto"] | bool = "auto"  # agents may leave before the end; auto: where there is more than one
         common: bool = False  # the agents of a team are always paid alike
         state: bool = True  # take the environment's own state, where it has one
+        horizon: int | None = None  # steps after which an episode is cut off; none: the environment's own
 
         def __post_init__(self) -> None:
             HostConfig.__post_init__(self)
             PixelConfig.__post_init__(self)
+            if self.horizon is not None and self.horizon < 1:
+                raise UserError(f"--env.horizon is {self.horizon}: it must be at least 1.")
 
     @classmethod
     def row(cls, config: Any, drawn: bool = False) -> Row:

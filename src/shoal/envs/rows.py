@@ -26,13 +26,13 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.ids import load_file
+from shoal.ids import FROZEN, load_file
 from shoal.spec import EnvSpec, Group, Shape, UserError
 
 Steps = list[dict[str, np.ndarray]]  # actions by group, a step each
@@ -195,6 +195,7 @@ class Maker:
     file: str | None  # where the module is a user's own file
     config: bytes  # pickled
     drawn: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)  # users' own, as they were when the world was made
 
     def __call__(self) -> Row:
         if self.file is not None:
@@ -211,6 +212,7 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
         signal.signal(number, signal.SIG_IGN)
     line.settimeout(1.0)
     try:
+        FROZEN.update(make.files)
         made = [make() for _ in at]
         _, (fd, *_), _, _ = socket.recv_fds(line, 1, 1)
         bench = Bench(made, at, arrays(made[0], rows, mmap.mmap(fd, 0)))

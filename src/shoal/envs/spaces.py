@@ -251,6 +251,23 @@ def _reader(space: Any) -> Callable[[np.ndarray, int], tuple[Any, int]]:
     return lambda x, at: ((x[at : at + n].reshape(shape) + starts).astype(dtype), at + n)
 
 
+def allow(mask: Any, space: Space, legal: np.ndarray) -> None:
+    """Write a mask of an environment's, an array or for several choices one each, into `legal` [A]. Where it forbids
+    everything, as for those who wait, it is taken to forbid nothing; so is none."""
+    if mask is None:
+        legal.fill(True)
+        return
+    flat = np.concatenate([np.ravel(m) for m in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+    if flat.shape != legal.shape:
+        raise UserError(f"an action_mask has {flat.size} entries, and the agent {legal.size} choices.")
+    legal[...] = flat != 0
+    at = 0
+    for n in space.sizes:  # type: ignore[union-attr]
+        if not legal[at : at + n].any():
+            legal[at : at + n] = True
+        at += n
+
+
 # --- flags that hold several things ----------------------------------------------------------------------------------
 
 WORDS = {"true": True, "false": False, "none": None}

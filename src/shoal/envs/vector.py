@@ -21,7 +21,8 @@ import multiprocessing
 import pickle
 import weakref
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from torch import Tensor
 from shoal.envs.base import Environment, Sketch
 from shoal.envs.crew import Here, Workers
 from shoal.envs.rows import Arrays, Maker, Row, Steps, parts
-from shoal.ids import USER_MODULE
+from shoal.ids import USER_MODULE, own_files
 from shoal.ops.compiler import cores
 from shoal.spec import Frame, Group, Outcome, Pay, UserError, View
 
@@ -74,6 +75,10 @@ class Host(Environment, ABC):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device = rows, torch.device(device)
+        self._files = own_files(getattr(self.config, f.name) for f in fields(self.config))
+        self._own = inspect.getfile(type(self)) if type(self).__module__.startswith(USER_MODULE) else None
+        if self._own is not None:
+            self._files[self._own] = Path(self._own).read_bytes()
         self._like = self.row(self.config)
         self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
@@ -154,8 +159,7 @@ class Host(Environment, ABC):
         """Who steps the rows; made at the first need."""
         if self._crew is None:
             cls, c = type(self), self.config
-            file = inspect.getfile(cls) if cls.__module__.startswith(USER_MODULE) else None
-            make = Maker(cls.__module__, cls.__qualname__, file, pickle.dumps(c), self.drawn)
+            make = Maker(cls.__module__, cls.__qualname__, self._own, pickle.dumps(c), self.drawn, self._files)
             halves = [(h.start, h.stop) for h in self.halves]
             if self.workers:
                 workers = self.rows if self.drawn else self.workers  # some libraries draw one picture a process

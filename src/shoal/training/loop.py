@@ -109,7 +109,8 @@ class Loop:
         self.signal: int | None = None
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
-        self.remarks: list[str] = [resolved.env_entry.note] if resolved.env_entry.note else []  # for the console and train.log
+        note = resolved.env_entry.note
+        self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
         self.speed_up()
         try_shapers(self)
         if resolved.log.wandb:
@@ -242,7 +243,7 @@ class Loop:
         self.noted.clear()
         metrics = {**self.means.take(), **noted, **self.collector.tally.take()}  # nobody's hook overwrites a return
         if self.env.halves:
-            metrics["worker_restarts"] = torch.tensor(float(self.env.restarts))  # since this process began
+            metrics["worker_restarts"] = torch.tensor(float(self.env.restarts + self.eval_env.restarts))  # so far
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
         self.check_finite()
