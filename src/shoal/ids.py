@@ -104,7 +104,8 @@ def find(kind: str, id: str) -> Entry:
         raise UserError(f"{id!r} is an environment of several libraries: say which, {both}.")
     if not claims:
         theirs = [n for e in known.values() if e.rest for n in getattr(load_module(e), "names", list)()]
-        raise UserError(f"there is no {KINDS[kind]} {id!r}{near(id, dict.fromkeys((*known, *theirs)))}; `shoal {kind}` lists them.")
+        close = near(id, dict.fromkeys((*known, *theirs)))
+        raise UserError(f"there is no {KINDS[kind]} {id!r}{close}; `shoal {kind}` lists them.")
     return find(kind, f"{claims[0].id}/{id}")
 
 

@@ -186,7 +186,8 @@ class Gymnasium(Host):
         except gym.error.DependencyNotInstalled as e:
             raise UserError(f"{config.id} needs what is not installed: {_words(e)}.") from e
         except (gym.error.Error, ModuleNotFoundError) as e:
-            raise UserError(f"{cls.library} has no environment {config.id!r}{near(config.id, gym.registry)}: {_words(e)}.") from e
+            close = near(config.id, gym.registry)
+            raise UserError(f"{cls.library} has no environment {config.id!r}{close}: {_words(e)}.") from e
         except Exception as e:  # whatever its maker does
             given = f" of --env.args {config.args!r}" if config.args else ""
             raise UserError(f"{config.id} could not be made{given}: {type(e).__name__}: {_words(e)}.") from e
