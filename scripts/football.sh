@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Google Research Football for the Python given (default: .venv's): its libraries, a wheel built once and kept, and what it needs.
-#   scripts/football.sh            all of it; about six minutes the first time, seconds afterwards
+#   scripts/football.sh            all of it; about four minutes the first time, seconds afterwards
 #   scripts/football.sh --cached   only if the wheel has been built already
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ if [ -z "$(wheel)" ]; then
     # shellcheck disable=SC2086
     DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null
   fi
-  say "building the wheel, about six minutes"
+  say "building the wheel, about four minutes"
   build=$(mktemp -d)
   trap 'rm -rf "$build"' EXIT
   "$python" -m pip install --quiet --disable-pip-version-check psutil setuptools wheel

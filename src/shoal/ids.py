@@ -210,6 +210,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and workers look a class's module up there
+    sys.path.insert(0, str(path.parent))  # what lies beside it can be imported, as when it is run
     try:
         if str(path) in FROZEN:
             exec(compile(FROZEN[str(path)], path, "exec"), vars(module))
@@ -218,6 +219,8 @@ def load_file(path: Path, name: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 

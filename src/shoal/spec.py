@@ -155,6 +155,7 @@ class Outcome:
     stats: dict[str, Tensor]  # each [B]
     next: Frame  # the true next frame
     frame: Frame  # the one to act on: `next` with the rows that are over begun again
+    lost: Tensor | None = None  # [B] rows that an accident cut off: nobody counts their episode; none: there are none
 
 
 @dataclass

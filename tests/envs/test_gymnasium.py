@@ -408,3 +408,22 @@ def test_what_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "rware", None)
     with pytest.raises(UserError, match=r"^rware is not installed \(.*\): pip install rware\.$"):
         shoal.make("rware/rware-tiny-2ag-v2")
+
+
+def test_foraging_follows_from_the_seed_whatever_was_played_before():
+    """Players that stand about would be in the way of where they begin."""
+    used, fresh = (shoal.make("lbforaging/Foraging-5x5-4p-1f-v3", rows=40, workers=0) for _ in range(2))
+    used.reset(sown(*range(100, 140)))
+    for _ in range(7):
+        used.step({"agents": torch.ones(40, 4, dtype=torch.long)}, sown(*range(40)))
+    assert torch.equal(used.reset(sown(*range(40)))["agents"].obs, fresh.reset(sown(*range(40)))["agents"].obs)
+
+
+def test_limits_of_time_that_libraries_call_ends_are_truncations():
+    for id in ("lbforaging/Foraging-8x8-2p-3f-v3", "rware/rware-tiny-2ag-v2"):
+        env = shoal.make(id, rows=1, workers=0)
+        env.reset(sown(0))
+        for _ in range(env.spec.horizon):
+            out = env.step({"agents": torch.zeros(1, 2, dtype=torch.long)}, sown(1))
+        assert out.over.tolist() == [True]
+        assert out.pays["agents"].terminated.tolist() == [[False, False]]

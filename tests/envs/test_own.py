@@ -296,3 +296,12 @@ def test_settings_that_it_does_not_take(here):
     write(GYM)
     with pytest.raises(UserError, match=r"mine.py:Mine could not be made: TypeError: .*unexpected keyword argument 'nope'\.$"):
         shoal.make("mine.py", workers=0, args="nope=1")
+
+
+def test_what_lies_beside_a_file_can_be_imported(here):
+    write(GYM.replace("PAY = 1.0", "from beside_mine import PAY"))
+    Path("beside_mine.py").write_text("PAY = 4.0\n")
+    env = shoal.make("mine.py", workers=0)
+    env.reset(torch.rand(1, 2))
+    out = env.step({"agents": torch.zeros(1, 1, dtype=torch.long)}, torch.rand(1, 2))
+    assert out.pays["agents"].reward.item() == 4.0

@@ -19,6 +19,7 @@ import shoal
 from shoal.envs.rows import Bench, Slots, arrays
 from shoal.envs.vector import BITS
 from shoal.spec import UserError
+from shoal.training.tally import Tally
 
 TOY = '''
 """A toy whose actions are commands."""
@@ -299,12 +300,73 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_sentence(toy):
     env.close()
 
 
+def test_a_worker_that_dies_ever_again_between_steps_that_go_well_ends_the_run_too(toy):
+    env = shoal.make(toy, rows=2, workers=1)
+    env.reset(torch.rand(2, 2))
+    well = {"agents": torch.ones(2, 2, dtype=torch.long), "mortals": torch.zeros(2, 1, 2, dtype=torch.long)}
+    deadly = {**well, "agents": torch.tensor([[7, 1], [1, 1]])}
+
+    def play() -> None:
+        for _ in range(9):
+            env.step(well, torch.rand(2, 2))
+            env.step(deadly, torch.rand(2, 2))
+
+    with pytest.raises(UserError, match=r"its worker died \(SIGKILL\), 4 times in \d+ steps"):
+        play()
+    env.close()
+
+
+def test_episodes_that_an_accident_cut_off_are_not_counted(toy):
+    env = shoal.make(toy, rows=4, workers=2)
+    env.reset(torch.full((4, 2), 0.3))
+    well = {"agents": torch.ones(4, 2, dtype=torch.long), "mortals": torch.zeros(4, 1, 2, dtype=torch.long)}
+    out = env.step(well, torch.rand(4, 2))
+    assert out.lost.tolist() == [False] * 4
+    os.kill(env.crew.workers[1].process.pid, signal.SIGKILL)
+    out = env.step(well, torch.rand(4, 2))
+    assert out.lost.tolist() == out.over.tolist() == [False, True, False, True]
+    flags = lambda *rows: torch.tensor([[r] for r in rows])  # noqa: E731  [T, B] of one row
+    one = shoal.make(toy, rows=1, workers=0)
+    tally = Tally(one)
+    rewards = {"agents": torch.full((5, 1, 2), 1.0), "mortals": torch.zeros(5, 1, 1)}
+    over, lost = flags(False, True, False, False, True), flags(False, True, False, False, False)
+    tally.count(rewards, over, {"luck": torch.zeros(5, 1)}, lost)
+    told = tally.take()
+    assert (told["episodes"], told["episode_length"], told["return/agents"]) == (1, 3, 3)  # the second alone
+    env.close()
+
+
+def test_a_worker_may_start_processes_of_its_own(tmp_path):
+    path = tmp_path / "parents.py"
+    path.write_text(
+        textwrap.dedent("""
+        import multiprocessing
+        import gymnasium, numpy as np
+        from gymnasium.spaces import Box, Discrete
+
+        class Parent(gymnasium.Env):
+            observation_space, action_space = Box(0, 9, (1,), np.float32), Discrete(2)
+            def reset(self, seed=None, options=None):
+                child = multiprocessing.get_context("fork").Process(target=int)
+                child.start()
+                child.join()
+                return np.array([child.exitcode], np.float32), {}
+        """)
+    )
+    env = shoal.make(str(path), rows=1, workers=1)
+    assert env.reset(torch.rand(1, 2))["agents"].obs.tolist() == [[[0]]]
+    env.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_exception_of_the_environments_own_is_told_with_its_place(toy, workers):
     env = shoal.make(toy, rows=2, workers=workers)
     env.reset(torch.rand(2, 2))
     actions = {"agents": torch.tensor([[1, 1], [9, 1]]), "mortals": torch.zeros(2, 1, 2, dtype=torch.long)}
-    with pytest.raises(UserError, match=r"the environment failed: ValueError: no nines \(toy.py, line \d+\)\."):
+    with pytest.raises(
+        UserError,
+        match=r"the environment failed: ValueError: no nines \(toy.py, line \d+; row 1, whose episode began with seed \d+\)\.",
+    ):
         env.step(actions, torch.rand(2, 2))
     env.close()
 
@@ -334,6 +396,8 @@ def test_no_worker_outlives_its_parent(toy, tmp_path, how, start):
             env = shoal.make({toy!r}, rows=4, workers=2, start={start!r})
             env.reset(torch.rand(4, 2))
             print(*[w.process.pid for w in env.crew.workers], flush=True)
+            hang = torch.full((4, 2), {8 if how == "SIGKILL" else 1})
+            env.step({{"agents": hang, "mortals": torch.zeros(4, 1, 2, dtype=torch.long)}}, torch.rand(4, 2))
             time.sleep(60)
     """
     path = tmp_path / "parent.py"

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 import warnings
@@ -27,8 +28,9 @@ from shoal.envs import rows as words
 from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, heard, in_words, packed, serve, size, unpacked
 from shoal.spec import UserError
 
-TRIES = 3  # times in a row that a worker is replaced before it is taken for broken
-PARTING = 2.0  # seconds that workers have to leave by themselves
+TRIES = 3  # times in a row that a worker is replaced before it is taken for broken,
+SHARE = 20  # or more often than at every so many of its answers
+PARTING = 1.0  # seconds that workers have to leave by themselves
 SHARED = "/dev/shm"  # a file there is memory
 
 
@@ -68,6 +70,8 @@ class Worker:
     share: dict[int | None, list[int]]  # those of each half, and all
     lost: set[int | None]  # halves whose rows it does not have any more, or not yet
     failures: int = 0  # in a row
+    answers: int = 0
+    replaced: int = 0
 
 
 class Workers:
@@ -85,7 +89,7 @@ class Workers:
         news: list[str],
     ):
         self.make, self.rows, self.halves, self.timeout, self.news = make, rows, halves, timeout, news
-        method = start if start != "auto" else "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        method = start if start != "auto" else "fork" if sys.platform == "linux" else "spawn"  # elsewhere torch minds forks
         self.context: Any = multiprocessing.get_context(method)
         self.restarts, self.open = 0, True
         self.file = shared_file(size(like, rows))
@@ -164,7 +168,7 @@ class Workers:
     def _started(self, w: Worker) -> Worker:
         w.line, theirs = socket.socketpair()
         args = theirs, self.make, self.rows, w.at, self.halves, os.getpid()
-        w.process = self.context.Process(target=serve, args=args, daemon=True, name="shoal-worker")
+        w.process = self.context.Process(target=serve, args=args, name="shoal-worker")  # no daemon: it may start others
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child of a fork runs nothing of PyTorch's
             w.process.start()
@@ -185,15 +189,17 @@ class Workers:
 
     def _done(self, w: Worker, patience: float | None = None) -> bool:
         """Wait for its answer. False: it was replaced by one that has no rows yet."""
-        w.line.settimeout(patience or self.timeout)
+        patience = patience or self.timeout * (1 if w.answers else 1 + len(w.at))  # at first it makes its rows
+        w.line.settimeout(patience)
         try:
             answer = heard(w.line)
         except TimeoutError:
-            return self._replace(w, f"took longer than {patience or self.timeout:g} s (--env.timeout)")
+            return self._replace(w, f"took longer than {patience:g} s (--env.timeout)")
         except OSError:
             answer = b""
         if answer == words.DONE:
             w.failures = 0
+            w.answers += 1
             return True
         if answer == words.FAILED:
             raise broken(unpacked(w.line))
@@ -205,9 +211,11 @@ class Workers:
     def _replace(self, w: Worker, why: str) -> bool:
         pid = w.process.pid
         self._stop(w)
-        w.failures += 1
+        w.failures, w.replaced = w.failures + 1, w.replaced + 1
         if w.failures > TRIES:
             raise broken(f"its worker {why}, {w.failures} times in a row")
+        if w.replaced > TRIES and w.replaced * SHARE > w.answers:
+            raise broken(f"its worker {why}, {w.replaced} times in {w.answers} steps")
         self.restarts += 1
         self.news.append(f"Worker {pid} {why} and was replaced: its {len(w.at)} rows are truncated and begin new episodes.")
         w.lost = {k for k, mine in w.share.items() if k is not None and mine}

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shoal.envs.pixels import PixelConfig, observer
+from shoal.envs.pixels import PixelConfig, observer, picture_of
 from shoal.envs.rows import Row, Slots
 from shoal.envs.spaces import Moves, allow, kind_of, settings
 from shoal.envs.vector import Host, HostConfig
@@ -79,7 +79,7 @@ class GymRow(Row):
             allow(info.get("action_mask"), self.moves.space, out.legal[GROUP][0])
 
     def picture(self) -> np.ndarray | None:
-        return self.env.render()
+        return picture_of(self.env)
 
     def close(self) -> None:
         self.env.close()
@@ -132,7 +132,7 @@ class TupleRow(Row):
             o.write(x, {n: part[k] for n, part in seen.items()} if isinstance(seen, dict) else seen[k], first)
 
     def picture(self) -> np.ndarray | None:
-        return self.env.render()
+        return picture_of(self.env)
 
     def close(self) -> None:
         self.env.close()

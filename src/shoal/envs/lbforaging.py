@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from shoal.envs.gymnasium import Gymnasium, TupleRow
+from shoal.envs.rows import Slots
 
 
 class _ForagingRow(TupleRow):
+    def reset(self, seed: int, out: Slots) -> None:
+        for player in self.env.unwrapped.players:  # or they stand in the way of where they begin, and seeds do not repeat
+            player.position = None
+        super().reset(seed, out)
+
     def terminated(self, ended: Any) -> Any:
         return not self.env.unwrapped.field.any()
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from shoal.envs.pixels import PixelConfig, Pixels, observer
+from shoal.envs.pixels import PixelConfig, Pixels, observer, picture_of
 from shoal.envs.rows import Row, Slots
 from shoal.envs.spaces import Moves, Observer, allow, kind_of, lists, settings
 from shoal.envs.vector import Host, HostConfig
@@ -173,8 +173,7 @@ class Table(Row):
                 )
 
     def picture(self) -> np.ndarray | None:
-        drawn = self.env.render()
-        return drawn if isinstance(drawn, np.ndarray) else None
+        return picture_of(self.env)
 
     def close(self) -> None:
         self.env.close()

@@ -74,6 +74,18 @@ class Pixels:
         return x
 
 
+def picture_of(env: Any) -> np.ndarray | None:
+    """What an environment of Gymnasium's or PettingZoo's kind draws, [H, W, 3] uint8; none where it does not."""
+    try:
+        drawn = env.render()
+    except NotImplementedError:
+        return None
+    drawn = drawn[-1] if isinstance(drawn, list) and drawn else drawn
+    if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or drawn.shape[2] != 3:
+        return None
+    return drawn if drawn.dtype == np.uint8 else (drawn * (255 if drawn.max() <= 1 else 1)).clip(0, 255).astype(np.uint8)
+
+
 def observer(space: Any, config: PixelConfig, leave_out: str | None = None) -> Observer | Pixels:
     plain = Observer(space, leave_out)
     asked = config.grey or config.resize is not None or config.stack > 1

@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.ids import FROZEN, load_file
+from shoal.ids import FROZEN, ROOT, load_file
 from shoal.spec import EnvSpec, Group, Shape, UserError
 
 Steps = list[dict[str, np.ndarray]]  # actions by group, a step each
@@ -153,6 +154,7 @@ class Bench:
         self.now = {i: Slots(row.spec, whole, i, "now") for i, row in self.rows.items()}
         self.new = {i: Slots(row.spec, whole, i, "new") for i, row in self.rows.items()}
         self.over, self.seed = whole[("over",)], whole[("seed",)]
+        self.begun: dict[int, int] = {}  # the seeds of the episodes under way
 
     def step(self, first: int, last: int) -> None:
         """Those of the rows from `first` to before `last`; a row whose episode is over begins the next at once."""
@@ -160,17 +162,30 @@ class Bench:
             if first <= i < last:
                 now = self.now[i]
                 now.clear()
-                over = self.over[i] = row.step(now.action, now)
+                try:
+                    over = self.over[i] = row.step(now.action, now)
+                except Exception as e:
+                    e.add_note(f"row {i}, whose episode began with seed {self.begun[i]}")
+                    raise
                 if over:
-                    row.reset(int(self.seed[i]), self.new[i])
+                    self._begin(i)
 
     def reset(self, rows: list[int]) -> None:
         for i in rows:
-            self.rows[i].reset(int(self.seed[i]), self.new[i])
+            self._begin(i)
+
+    def _begin(self, i: int) -> None:
+        self.begun[i] = int(self.seed[i])
+        try:
+            self.rows[i].reset(self.begun[i], self.new[i])
+        except Exception as e:
+            e.add_note(f"row {i}, at its reset with seed {self.begun[i]}")
+            raise
 
     def forward(self, i: int, seed: int, steps: Steps) -> bool:
         """An episode played again: where it stands is in `new`. False where it was over before."""
         row, now, new = self.rows[i], self.now[i], self.new[i]
+        self.begun[i] = seed
         row.reset(seed, new)
         for actions in steps:
             now.clear()
@@ -210,7 +225,8 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
     """The whole life of a worker that holds the rows `at`: asked over `line`, a byte at a time, it works in the arrays."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for whoever started us, who saves first and then stops us
         signal.signal(number, signal.SIG_IGN)
-    line.settimeout(1.0)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    line.settimeout(3600.0)
     try:
         FROZEN.update(make.files)
         made = [make() for _ in at]
@@ -221,8 +237,6 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
             try:
                 word = heard(line)
             except TimeoutError:
-                if os.getppid() != parent:  # whoever started us is gone
-                    break
                 continue
             if word in (b"", QUIT):
                 break
@@ -235,6 +249,13 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _leave_with(parent: int) -> None:
+    """Whoever started us is gone, by whatever way: so do we, wherever we are."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _answer(bench: Bench, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
@@ -269,9 +290,12 @@ def heard(line: socket.socket) -> bytes:
 
 def in_words(e: BaseException) -> str:
     """An exception of an environment's own, and where it was."""
-    place = traceback.extract_tb(e.__traceback__)[-1]
+    places = traceback.extract_tb(e.__traceback__)
+    theirs = [p for p in places if "site-packages" not in p.filename and ROOT.as_posix() not in p.filename]
+    place = (theirs or places)[-1]
     words = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}".removesuffix(": ")
-    return f"{words.removesuffix('.')} ({os.path.basename(place.filename)}, line {place.lineno})"
+    at = (f"{os.path.basename(place.filename)}, line {place.lineno}", *getattr(e, "__notes__", ()))
+    return f"{' '.join(words.split()).removesuffix('.')} ({'; '.join(at)})"
 
 
 def packed(thing: Any) -> bytes:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import pickle
+import socket
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
@@ -52,6 +53,8 @@ class HostConfig:
     def __post_init__(self) -> None:
         if self.workers != "auto" and not 0 <= self.workers <= 4096:
             raise UserError(f"--env.workers is {self.workers}: it takes a number of processes, 0 for none, or auto.")
+        if self.workers not in ("auto", 0) and not hasattr(socket, "send_fds"):
+            raise UserError("--env.workers needs what this system does not have: take 0.")
         if not self.timeout > 0:
             raise UserError(f"--env.timeout is {self.timeout}: it takes seconds, more than zero.")
         if self.start == "fork" and "fork" not in multiprocessing.get_all_start_methods():
@@ -83,9 +86,10 @@ class Host(Environment, ABC):
         self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
         middle = -(-rows // 2)
-        self.workers = min(cores() if self.config.workers == "auto" else self.config.workers, rows)
+        most = cores() if hasattr(socket, "send_fds") else 0  # workers need what Windows does not have
+        self.workers = min(most if self.config.workers == "auto" else self.config.workers, rows)
         self.kind = f"Python environments in {self.workers} worker processes" if self.workers else "Python environments in turn"
-        two = self.config.workers != 0 and self.config.overlap and rows > 1
+        two = self.workers != 0 and self.config.overlap and rows > 1
         self.halves = (slice(0, middle), slice(middle, rows)) if two else (slice(0, rows),)
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
         self._crew: Here | Workers | None = None
@@ -223,7 +227,11 @@ class Host(Environment, ABC):
         frame = self._frame(seen, over) if ended else next_frame
         pays = {g.name: self._pay(g, rows) for g in self.spec.groups}
         stats = {name: self._tensor(whole[("stats",)][rows, j].copy()) for j, name in enumerate(self.spec.stats)}
-        return Outcome(pays, self._tensor(over), stats, next_frame, frame)
+        gone = self._nobody(len(over)) if not lost else self._tensor(np.isin(np.arange(rows.start, rows.stop), lost))
+        return Outcome(pays, self._tensor(over), stats, next_frame, frame, gone)
+
+    def _nobody(self, rows: int) -> Tensor:
+        return self._constants.setdefault((0, rows, False), torch.zeros(rows, dtype=torch.bool, device=self.device))
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(x)

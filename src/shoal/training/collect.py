@@ -93,9 +93,9 @@ class Collector:
         noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, env.rows).items()}
         before = self.memory
         in_turn = self._in_halves if env.halves else self._in_step
-        *parts, stats = in_turn(steps, noise, world_noise)
+        *parts, stats, lost = in_turn(steps, noise, world_noise)
         batch = Batch(*parts, before)  # type: ignore[call-arg]
-        self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats)
+        self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats, lost)
         return batch
 
     def _in_step(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
@@ -105,7 +105,7 @@ class Collector:
             now = {g: x[t] for g, x in noise.items()}
             actions, self.memory, extras = self.players.act(self.frame, self.memory, now, explore=True)
             outcome = play(self.env, actions, world_noise[t])
-            buffer.put((self.frame, outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats))
+            buffer.put((self.frame, outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats, outcome.lost))
             self.frame = outcome.frame
         return buffer.take()
 
@@ -128,7 +128,7 @@ class Collector:
         for t in range(steps):
             for k, buffer in enumerate(self.buffers):
                 outcome, (actions, extras) = env.receive(k), acted[k]
-                buffer.put((frames[k], outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats))
+                buffer.put((frames[k], outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats, outcome.lost))
                 frames[k] = outcome.frame
                 if t + 1 < steps:
                     act(k, t + 1)

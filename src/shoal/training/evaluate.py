@@ -109,13 +109,14 @@ def evaluate(
         now["length"] += 1
         for name, how in spec.stats.items():
             now[f"stat/{name}"] = outcome.stats[name].double() if how == "last" else now[f"stat/{name}"] + outcome.stats[name]
-        counts = over & (count < each)
+        ended = over if outcome.lost is None else over & ~outcome.lost  # what an accident cut off is played again
+        counts = ended & (count < each)
         slot = count.clamp(max=each - 1)
         for k, x in now.items():
             wide = counts.reshape(-1, *(1,) * (x.dim() - 1))
             kept[k][slot, line] = torch.where(wide, x, kept[k][slot, line])
             now[k] = x * ~over.reshape(wide.shape)
-        count += over
+        count += ended
         if fixed is None and t % 8 == 7 and bool((count >= each).all()):
             break
     else:

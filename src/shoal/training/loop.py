@@ -191,6 +191,9 @@ class Loop:
                 yield
             if self.stopped is not None:
                 self.save()
+        except UserError as e:
+            self.logger.say(f"Stopped: {e}")
+            raise
         finally:
             self.env.close()
             self.eval_env.close()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -154,6 +154,13 @@ def _fresh(parent: Path, seed: int) -> Path:
     return folder
 
 
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # it was installed under another name, or is a folder
+        return getattr(sys.modules[name], "__version__", None)
+
+
 def versions(resolved: Resolved) -> dict[str, Any]:
     root = Path(__file__).parents[3]  # of a checkout; elsewhere there is no .git of ours
     git = shutil.which("git") if (root / ".git").exists() else None
@@ -166,7 +173,7 @@ def versions(resolved: Resolved) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        **{name: version(name) for name in WORLDS if name in sys.modules},
+        **{name: _version(name) for name in WORLDS if name in sys.modules},
         "device": f"{resolved.device}: {device}",
         "platform": platform.platform(),
     }

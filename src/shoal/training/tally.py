@@ -24,13 +24,17 @@ class Tally:
         self.episodes = zero()
         self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not
 
-    def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor]) -> None:
-        """rewards [T, B, N], over [T, B], stats [T, B]. A row's steps are added up episode by episode: the k-th to be seen
+    def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor], lost: Tensor | None = None) -> None:
+        """rewards [T, B, N], over [T, B], stats [T, B]; where `lost` [T, B] an episode was cut off by an accident, and is left
+        out. A row's steps are added up episode by episode: the k-th to be seen
         here into slot k, the one under way among them, without a look at the data."""
         steps, rows = over.shape
         slot = over.long().cumsum(0) - over.long()  # [T, B] ends before this step
         ended = over.long().sum(0)  # [B] so many slots are whole; the next is under way
         whole = torch.arange(steps + 1, device=over.device)[:, None] < ended  # [T + 1, B]
+        if lost is not None:
+            cut = torch.zeros_like(whole, dtype=torch.long).scatter_add_(0, slot, (over & lost).long())
+            whole = whole & (cut == 0)
         tracks = {"length": torch.ones_like(over, dtype=torch.float64), **rewards}
         for name, how in self.spec.stats.items():
             tracks[f"stat/{name}"] = stats[name] * over if how == "last" else stats[name]
@@ -47,7 +51,7 @@ class Tally:
             self.done[name] += torch.where(whole[wide], sums, 0).sum((0, 1))
         for name, reward in rewards.items():
             self.reward[name] += reward.double().sum((0, 1)) / rows
-        self.episodes += over.sum()
+        self.episodes += (over if lost is None else over & ~lost).sum()
 
     def take(self) -> dict[str, Tensor]:
         """Means since the last take, as metrics; then begin anew. NaN where no episode ended."""
