@@ -503,3 +503,17 @@ def test_the_global_generators_stay_as_they_are() -> None:
     looked("probe_copy")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert os.getcwd() == folder
+
+
+def test_what_was_played_before_must_not_matter() -> None:
+    """Whoever stands somewhere is in the way of the next episode's beginning, once in a while."""
+    mine = """
+    stands = 0
+    def reset(self, seed=None, options=None):
+        seen, info = super().reset(seed=seed)
+        at = int(np.random.default_rng(seed).integers(12))
+        self.stands = at + 1 if (at + self.stands) % 7 == 5 else at
+        return np.full(3, self.stands / 20, np.float32), info
+    """
+    report = looked(written(GYM, textwrap.dedent(mine)))
+    assert named(report, "problem", "what was played before changes how seed"), complaints(report)

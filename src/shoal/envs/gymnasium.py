@@ -184,10 +184,10 @@ class Gymnasium(Host):
         try:
             env = gym.make(config.id, disable_env_checker=True, **kwargs)
         except gym.error.DependencyNotInstalled as e:
-            raise UserError(f"{config.id} needs what is not installed: {_words(e)}.") from e
+            raise UserError(f"{config.id} needs what is not installed: {_words(e)}.") from None
         except (gym.error.Error, ModuleNotFoundError) as e:
             close = near(config.id, gym.registry)
-            raise UserError(f"{cls.library} has no environment {config.id!r}{close}: {_words(e)}.") from e
+            raise UserError(f"{cls.library} has no environment {config.id!r}{close}: {_words(e)}.") from None
         except Exception as e:  # whatever its maker does
             given = f" of --env.args {config.args!r}" if config.args else ""
             raise UserError(f"{config.id} could not be made{given}: {type(e).__name__}: {_words(e)}.") from e

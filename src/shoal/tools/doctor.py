@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.algos.base import fits
 from shoal.algos.random import Random
 from shoal.envs.base import Environment
-from shoal.envs.rows import in_words, parts
+from shoal.envs.rows import Row, Slots, arrays, in_words, parts
 from shoal.envs.vector import Host
 from shoal.flags import build
 from shoal.ids import find
@@ -32,6 +32,7 @@ from shoal.training.seeds import generator
 
 AGAIN = 64  # steps that are played twice, and half of them after a resume
 PATIENCE = 10.0  # seconds that a look lasts at most, whatever --steps says
+SEEDS = 40  # seeds that two environments begin with
 SPEED = 0.3  # seconds that a measurement of speed lasts
 GRACE = 3.0  # seconds beyond the timeout after which the process is killed
 
@@ -179,7 +180,14 @@ class Doctor:
             refused, env = e, stranded(e)
         if env is not None:
             self.met = True
-            self.walk_raw(Raw(env, self))
+            raw = Raw(env, self)
+            self.walk_raw(raw)
+            if refused is None and "seeding" not in self.found:
+                with self.during("making another"):
+                    other = cls.row(config)
+                self.afresh(Begun(row), Begun(other))
+                other.close()
+            self.well(GOOD_RAW)
         if refused is not None:  # and nothing was found that explains it, or it would not have come so far
             raise refused
         row.close()
@@ -216,7 +224,6 @@ class Doctor:
         self.twice(raw, taken[:AGAIN], digests)
         if "rgb_array" not in ((getattr(raw.env, "metadata", None) or {}).get("render_modes") or ()):
             self.note("pictures", "it has no render mode rgb_array: shoal watch cannot film it.")
-        self.well(GOOD_RAW)
 
     def twice(self, raw: Raw, taken: list[dict[Any, np.ndarray]], digests: list[Any]) -> None:
         """The same seeds and actions again; another seed."""
@@ -240,6 +247,21 @@ class Doctor:
                 return
         if len({raw.reset(seed).digest for seed in range(5)}) == 1:
             self.note("starts", "five seeds gave one and the same first observation: it always begins alike.")
+
+    def afresh(self, one: Begun, other: Begun) -> None:
+        """Two rows that were reset to different seeds before: that must not matter."""
+        began = time.monotonic()
+        for seed in range(SEEDS):
+            if time.monotonic() - began > PATIENCE / 4:
+                return
+            with self.during("reset", times=4):
+                one(seed + SEEDS)
+                other(seed + 2 * SEEDS)
+                same = one(seed) == other(seed)
+            if not same:
+                why = f"what was played before changes how seed {seed} begins"
+                self.problem("seeding", f"{why}: let reset put everything back; else a run cannot be resumed as it was.")
+                return
 
     def look_at(self, raw: Raw, before: Moment | None, now: Moment) -> None:
         """One moment of the raw object."""
@@ -408,6 +430,18 @@ GOOD_WORLD = {
     "repeatable": "the same noise and actions lead to the same places.",
     "exact resume": "it goes on from a state as it did.",
 }
+
+
+class Begun:
+    """A row of Shoal's, which is asked what it begins with."""
+
+    def __init__(self, row: Row):
+        self.row, self.whole = row, arrays(row, 1)
+        self.out = Slots(row.spec, self.whole, 0, "new")
+
+    def __call__(self, seed: int) -> list[bytes]:
+        self.row.reset(seed, self.out)
+        return [x.tobytes() for x in self.whole.values()]
 
 
 # --- the world ---------------------------------------------------------------------------------------------------------
