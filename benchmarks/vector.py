@@ -3,8 +3,9 @@
     python benchmarks/vector.py [--workers 2] [--rows 2,16] [--seconds 1] [--repeats 5] [--json FILE]
 
 CartPole is cheap (the trip costs more than the step), football dear. All step with the same fixed actions, interleaved in one
-run; ratios are of medians. `pipes` is AsyncVectorEnv of Gymnasium with shared_memory=False, `shared` with it: both have a
-process a row, Shoal's pool `--workers` for all.
+run; ratios are of medians. "Shoal, workers" sends and receives rows in halves, as training does, "Shoal, in step" all at once.
+"shared" and "pipes" are Gymnasium's AsyncVectorEnv with shared memory and without: it has a process a row, Shoal `--workers` in
+all.
 """
 
 from __future__ import annotations
@@ -52,14 +53,31 @@ class Football(gymnasium.Env):
         return self.out.obs["agents"].copy(), float(self.out.reward["agents"][0]), terminated, over and not terminated, {}
 
 
-def ours(id: str, rows: int, workers: int) -> Callable[[], None]:
+def ours(id: str, rows: int, workers: int, in_halves: bool = False) -> Callable[[], None]:
     env = shoal.make(id, rows=rows, workers=workers)
     generator = torch.Generator().manual_seed(0)
     g = env.spec.groups[0]
     actions = {g.name: torch.randint(0, g.action.sizes[0], (rows, g.n), generator=generator)}
     noise = itertools.cycle(torch.rand(1000, rows, env.noise, generator=generator).unbind())
     env.reset(next(noise))
-    return lambda: env.step(actions, next(noise)) and None
+    if not in_halves:
+        return lambda: env.step(actions, next(noise)) and None
+
+    def send(k: int) -> None:
+        half = env.halves[k]
+        env.send(k, {g: a[half] for g, a in actions.items()}, now[half])
+
+    def step() -> None:
+        nonlocal now
+        now = next(noise)
+        for k in range(len(env.halves)):
+            env.receive(k)
+            send(k)
+
+    now = next(noise)
+    for k in range(len(env.halves)):
+        send(k)
+    return step
 
 
 def theirs(make: Callable[[], gymnasium.Env], rows: int, kind: str) -> Callable[[], None]:
@@ -102,7 +120,8 @@ def main() -> None:
         id, make = tasks[task]
         for rows in map(int, options.rows.split(",")):
             works = {  # processes are forked before this one has an engine
-                "Shoal, workers": ours(id, rows, options.workers),
+                "Shoal, workers": ours(id, rows, options.workers, in_halves=True),
+                "Shoal, in step": ours(id, rows, options.workers),
                 "Gymnasium, shared": theirs(make, rows, "shared"),
                 "Gymnasium, pipes": theirs(make, rows, "pipes"),
                 "Shoal, serial": ours(id, rows, 0),

@@ -209,6 +209,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "critic_slices": "test_slices_go_from_the_last_to_the_first_towards_targets_that_stay",
     "kl_stop": "test_a_policy_that_moved_too_far_stops_and_its_critic_goes_on",
     "learning_starts": "test_before_learning_starts_nothing_but_statistics_moves",
+    "noise_keep": "test_exploration_remembers_and_its_density_is_that_of_one_step",
     "log_std": "test_actions_spread_by_log_std_and_are_squashed",
     "normalise_obs": "test_observations_are_normalised_by_what_was_seen_before_the_update",
     "normaliser": "test_a_normaliser_of_the_users_own",
@@ -595,6 +596,27 @@ def test_actions_spread_by_log_std_and_are_squashed():
         metrics = a.update(batch)
         near(metrics["std"], math.exp(log_std))
         assert abs(metrics["kl"]) < 1e-6
+
+
+@torch.no_grad()
+def test_exploration_remembers_and_its_density_is_that_of_one_step():
+    """noise_keep 0.6: z = 1.96, then 0.6 z + 0.8 xi with xi = 0 is 1.176, then with xi = 1.96 it is 2.2736; a start forgets."""
+    yes = torch.ones(1, 1, dtype=torch.bool)
+    a = learner(world(action=Box((-1.0,), (1.0,))), noise_keep=0.6)
+    memory = a.memory(1, torch.device("cpu"))
+    told = []
+    for start, u in ((yes, 0.9750021), (~yes, 0.5), (~yes, 0.9750021), (yes, 0.5)):
+        frame = Frame({"agents": View(torch.ones(1, 1, 1), yes, yes, start)})
+        actions, memory, extras = a.act(frame, memory, {"agents": torch.full((1, 1, 1), u)}, explore=True)
+        told.append((actions["agents"].item(), extras["agents"]["log_prob"].item()))
+    for (action, log_prob), z in zip(told, (1.96, 1.176, 2.2736, 0.0), strict=True):
+        assert abs(action - z) < 1e-4
+        assert abs(log_prob - (-(z**2) / 2 - 0.5 * math.log(2 * math.pi))) < 1e-4
+    greedy, after, _ = a.act(frame, memory, None, explore=False)
+    assert greedy["agents"].item() == 0
+    assert torch.equal(after["agents"]["noise"], memory["agents"]["noise"])
+    with pytest.raises(UserError, match=r"--algo.noise-keep is for continuous actions"):
+        learner(noise_keep=0.5)
 
 
 @torch.no_grad()

@@ -148,6 +148,8 @@ CASES = [
     *each("algo.shaper", ["{mine}/mine.py:fading"]),
     *each("algo.squash", [True], "probe_copy"),
     *each("algo.log_std", [-1.0], "probe_copy"),
+    *each("algo.noise_keep", [0.5], "probe_copy"),
+    *each("algo.noise_keep", [0.9], "probe_copy", net__memory="gru", algo__random_steps=60),
     *each("algo.epochs", [1, 3]),
     *each("algo.minibatches", [1, 5]),
     *each("algo.clip", [0.01], algo__lr=1e-2),
@@ -249,6 +251,7 @@ EVERYTHING = {
     "net.precision": "bf16",
 }
 APART = {
+    "algo.noise_keep",  # not for choices
     "algo.episodes",  # or a rollout
     "algo.lr_last",  # not with kl
     "algo.critic_input",  # not with attention over agents

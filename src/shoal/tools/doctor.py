@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -78,6 +79,7 @@ def look(line: Any, env: str, config: dict[str, Any], options: CheckOptions) -> 
     os.dup2(sys.stdout.fileno(), 1)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    faulthandler.disable()  # a crash is told in a sentence
     try:
         Doctor(line, options).examine(env, config)
         line.send(("done", None))
