@@ -220,7 +220,7 @@ class Table(Row):
         """The size of the environment's own state, where it has one and it is no picture."""
         try:
             now = np.asarray(self.env.state())
-        except (NotImplementedError, AttributeError, TypeError):
+        except (NotImplementedError, AttributeError, TypeError):  # the ways in which environments have none
             return None
         return None if now.dtype == np.uint8 or now.dtype == object else now.size
 

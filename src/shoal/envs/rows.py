@@ -38,7 +38,7 @@ from shoal.spec import EnvSpec, Group, Shape, UserError
 
 Steps = list[dict[str, np.ndarray]]  # actions by group, a step each
 Arrays = dict[tuple[str, ...], np.ndarray]  # place -> [B, ...]
-AWAKE = 200e-6  # seconds
+AWAKE = 200e-6  # seconds that whoever waits does not go to sleep
 DONE, FAILED = b"k", b"e"  # a worker's answers
 STEP = {0: b"0", 1: b"1", None: b"a"}  # what it is asked: to step a half of its rows, or all
 RESET, FORWARD, PICTURE, QUIT = b"r", b"f", b"p", b"q"
@@ -150,7 +150,7 @@ class Bench:
     """Rows that are stepped one after another, by whoever holds them."""
 
     def __init__(self, made: list[Row], at: list[int], whole: Arrays):
-        self.rows, self.at = dict(zip(at, made, strict=True)), at
+        self.rows = dict(zip(at, made, strict=True))
         self.now = {i: Slots(row.spec, whole, i, "now") for i, row in self.rows.items()}
         self.new = {i: Slots(row.spec, whole, i, "new") for i, row in self.rows.items()}
         self.over, self.seed = whole[("over",)], whole[("seed",)]
@@ -242,7 +242,7 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
                 break
             line.sendall(DONE + _answer(bench, word, line, halves))
         bench.close()
-    except (ConnectionError, BrokenPipeError):  # the same
+    except ConnectionError:  # whoever started us is gone, and needs no answer
         pass
     except BaseException as e:
         line.sendall(FAILED + packed(in_words(e)))

@@ -48,7 +48,7 @@ class HostConfig:
     workers: Literal["auto"] | int = "auto"  # processes that step the rows; auto: one a core; 0: stepped in this one
     overlap: bool = True  # with workers: act for one half of the rows while the other is stepped
     timeout: float = 60.0  # seconds a worker may take before it is replaced
-    start: Literal["auto", "fork", "spawn"] = "auto"  # how workers are started; auto: fork where there is one
+    start: Literal["auto", "fork", "spawn"] = "auto"  # how workers are started; auto: fork on Linux, else spawn
 
     def __post_init__(self) -> None:
         if self.workers != "auto" and not 0 <= self.workers <= 4096:
