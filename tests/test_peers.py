@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "peers"
 SCRIPT = FOLDER / "run.py"
@@ -29,6 +32,7 @@ WORK = {
     **{"algo": "ippo", "rows": 4, "steps": 5, "hidden": [64, 64], "epochs": 1, "minibatches": 1, "device": "cpu"},
     **{"threads": 1, "precision": "float32", "jaxmarl": None, "path": []},
 }
+QMIX = {**WORK, "algo": "qmix", "batch": 32, "every": 10, "part": "train"}
 
 
 def load(file):
@@ -140,6 +144,9 @@ def test_medians_spread_and_ratios():
     assert "peer: it naps" in said
     json.dumps(result)
 
+    result["settings"]["part"] = "update"
+    assert "| updates/s (median) |" in run.table(result).splitlines()[0]
+
 
 def test_numbers_are_short():
     assert [run.short(x) for x in (7.77, 999, 2047, 16_123, 123_456, 7_654_321)] == [
@@ -179,6 +186,12 @@ def test_shoal_alone_writes_the_whole_result(tmp_path):
         (["--peers", "", "--sizes", "16,128"], "--sizes is '16,128': it takes rows x steps"),
         (["--peers", "", "--hidden", "big"], "--hidden is 'big'"),
         (["--peers", "", "--rows", "0"], "must be more than zero."),
+        (["--peers", "", "--algo", "qmix", "--every", "0"], "must be more than zero."),
+        (["--peers", "", "--part", "update"], "--part update is for --algo qmix: ippo is measured end to end."),
+        (["--peers", "benchmarl", "--algo", "qmix"], "benchmarl's QMIX is not compared here: --algo ippo or mappo."),
+        (["--peers", "jaxmarl", "--algo", "qmix"], "jaxmarl's QMIX is recurrent, and these nets are not: --algo ippo."),
+        (["--peers", "sb3", "--algo", "qmix"], "sb3 has no QMIX: --algo ippo."),
+        (["--peers", "skrl", "--algo", "qmix"], "skrl has no QMIX: --algo ippo or mappo."),
         (["--peers", "", "--precision", "tf32"], "--precision tf32 is a GPU's"),
         (["--peers", "", "--python", "sb3=python3"], "it takes SIDE=PATH, where a side is one of shoal."),
         (
@@ -265,3 +278,114 @@ def test_a_worker_answers_in_lines(fakes):
     assert worker.wait(10) == 0
     worker.stdin.close()
     worker.stdout.close()
+
+
+# --- QMIX ---
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    """Sides set how many threads and what precision torch takes: not of the process that tests them."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ([], {"epochs": 4, "minibatches": 4}),
+        (["--algo", "qmix"], {"batch": 256, "every": 25, "part": "train"}),
+        (["--algo", "qmix", "--batch", "64", "--every", "8", "--part", "update"], {"batch": 64, "every": 8, "part": "update"}),
+    ],
+)
+def test_only_qmix_has_a_replay(words, own, monkeypatch, tmp_path):
+    works = []
+    monkeypatch.setattr(run, "compare", lambda sides, work, *rest: works.append(work))
+    assert run.main(["--peers", "", *words, "--json", str(tmp_path / "result.json")]) == 0
+    settings = json.loads((tmp_path / "result.json").read_text())["settings"]
+    keys = ("epochs", "minibatches", "batch", "every", "part")
+    assert {k: v for k, v in settings.items() if k in keys} == own
+    assert [{k: work[k] for k in own} for work in works] == [own]
+    assert ("batch" in works[0]) == (settings["algo"] == "qmix")
+
+
+@pytest.mark.parametrize("work", [WORK, QMIX, {**QMIX, "part": "update"}], ids=["ippo", "qmix", "updates"])
+def test_shoal_is_asked_for_the_same_work(work, monkeypatch, one_thread):
+    import shoal.tools.bench as bench
+
+    asked = []
+    monkeypatch.setattr(bench, "TrainBench", SimpleNamespace)
+    monkeypatch.setattr(bench, "trainer", lambda *args: asked.append(args) or "piece")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    description, piece = run.load(FOLDER / "shoal_side.py").prepare(SimpleNamespace(**work))
+    [(algo, env, options, _, _, part)] = asked
+    assert (algo, env, part, piece) == (work["algo"], "simple_spread", work.get("part", "train"), "piece")
+    assert (options.rows, options.rollout, options.hidden) == (4, 5, (64, 64))
+    replay = {k: v for k, v in vars(options).items() if k in ("batch", "every")}
+    assert replay == ({"batch": 32, "every": 10} if algo == "qmix" else {})
+    assert ("advantages" in description["measured"]) == (algo == "ippo")
+
+
+class FakeAgents:
+    """Counts steps and updates by XuanCe's rule: it looks before it adds a step of every row."""
+
+    def __init__(self, config, envs):
+        self.config, self.step, self.updates = config, 0, 0
+        self.memory = SimpleNamespace(size=0)
+        assert config.buffer_size % config.parallels == 0  # it refuses others
+
+    def train(self, turns):
+        for _ in range(turns):
+            self.memory.size += 1
+            if self.step >= self.config.start_training and self.step % self.config.training_frequency == 0:
+                self.train_epochs(self.config.n_epochs)
+            self.step += self.config.parallels
+
+    def train_epochs(self, times):
+        self.updates += times
+
+
+@pytest.fixture
+def xuance(monkeypatch, one_thread):
+    """Its file, over a package of fakes; `made` are the agents."""
+    made = []
+    parts = {name: ModuleType(name) for name in ("xuance", "xuance.common", "xuance.environment", "xuance.torch.agents")}
+    parts["xuance"].__version__ = "v0"
+    parts["xuance.torch"] = ModuleType("xuance.torch")
+    parts["xuance.common"].get_arguments = lambda algo, env, task, parser_args: Namespace(agent=algo, **vars(parser_args))
+    parts["xuance.environment"].make_envs = lambda config: None
+    make = lambda config, envs: made.append(FakeAgents(config, envs)) or made[-1]  # noqa: E731
+    parts["xuance.torch.agents"].REGISTRY_Agents = {"ippo": make, "qmix": make}
+    for name, module in parts.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return SimpleNamespace(peer=run.load(FOLDER / "xuance.py"), made=made)
+
+
+@pytest.mark.parametrize(("rows", "every"), [(16, 25), (25, 25), (5, 25), (8, 4), (7, 3), (1, 10)])
+def test_xuance_updates_once_each_so_many_steps(xuance, rows, every):
+    _, piece = xuance.peer.prepare(SimpleNamespace(**{**QMIX, "rows": rows, "steps": 30, "every": every}))
+    [agents] = xuance.made
+    for _ in range(3):
+        before = agents.step, agents.updates
+        steps = piece()
+        assert steps == agents.step - before[0] >= 30 * rows
+        assert steps == every * (agents.updates - before[1])
+
+
+def test_xuance_updates_alone_take_no_steps(xuance):
+    description, piece = xuance.peer.prepare(SimpleNamespace(**{**QMIX, "part": "update"}))
+    [agents] = xuance.made
+    before = agents.step, agents.updates
+    assert agents.step >= 10_000
+    assert (piece(), agents.step, agents.updates) == (20, before[0], before[1] + 20)
+    assert "a replay of 10000 transitions" in description["measured"]
+
+
+def test_xuance_has_the_nets_of_the_work(xuance):
+    for work in (WORK, QMIX):
+        xuance.peer.prepare(SimpleNamespace(**{**work, "hidden": [128, 64, 32]}))
+    ppo, qmix = (agents.config for agents in xuance.made)
+    assert (ppo.representation_hidden_size, ppo.actor_hidden_size, ppo.activation) == ([128, 64], [32], "tanh")
+    assert (qmix.representation_hidden_size, qmix.q_hidden_size, qmix.activation) == ([128, 64], [32], "relu")
+    assert (qmix.batch_size, qmix.use_parameter_sharing, qmix.use_rnn) == (32, True, False)
+    assert (qmix.hidden_dim_mixing_net, qmix.hidden_dim_hyper_net) == (32, 64)

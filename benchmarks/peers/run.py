@@ -1,7 +1,8 @@
-"""Shoal and its peers at the same work, side by side: IPPO or MAPPO on simple_spread, trained end to end.
+"""Shoal and its peers at the same work, side by side: IPPO, MAPPO or QMIX on simple_spread, trained end to end.
 
     python benchmarks/peers/run.py --peers jaxmarl --jaxmarl CHECKOUT --install
     python benchmarks/peers/run.py --peers jaxmarl --jaxmarl CHECKOUT --sizes 16x128,1024x128 --json result.json
+    python benchmarks/peers/run.py --peers xuance --algo qmix --part update
 
 Each side is a process in an interpreter of its own (`.peers/NAME`, made by --install; Shoal's is the one that runs this), and
 they take turns within every repeat, so that what slows the machine down slows all of them. What is the same and what differs
@@ -151,7 +152,7 @@ def compare(sides: list[Side], work: dict[str, Any], repeats: int, seconds: floa
                 if answer:
                     side.rates.append(answer["steps"] / answer["seconds"])
                     side.idle += answer["idle"]
-                    say(f"{side.name}: repeat {repeat + 1} of {repeats}, {short(side.rates[-1])} steps/s")
+                    say(f"{side.name}: repeat {repeat + 1} of {repeats}, {short(side.rates[-1])} {unit(work)}")
     finally:
         for side in sides:
             side.stop()
@@ -177,8 +178,14 @@ def summary(side: Side, ours: Side) -> dict[str, Any]:
 COLUMNS = ("size", "side", "steps/s (median)", "lowest", "highest", "Shoal is, times as fast")
 
 
+def unit(work: dict[str, Any]) -> str:
+    """What the rates count: environment steps, or updates where those alone are measured."""
+    return "updates/s" if work.get("part") == "update" else "steps/s"
+
+
 def table(result: dict[str, Any]) -> str:
-    rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
+    heads = tuple(head.replace("steps/s", unit(result["settings"])) for head in COLUMNS)
+    rows = [heads, tuple("---" for _ in COLUMNS)]
     for size in result["sizes"]:
         for name, r in size["sides"].items():
             rates = [short(r[k]) for k in ("median", "lowest", "highest")] if "median" in r else ["-", "-", "-"]
@@ -255,13 +262,16 @@ def parse(words: list[str]) -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     p.add_argument("--peers", default=",".join(known_peers()), help="whom to compare with, commas between")
-    p.add_argument("--algo", default="ippo", choices=["ippo", "mappo"])
+    p.add_argument("--algo", default="ippo", choices=["ippo", "mappo", "qmix"])
     p.add_argument("--rows", type=int, default=16, help="worlds side by side")
-    p.add_argument("--steps", type=int, default=128, help="steps of each between updates")
+    p.add_argument("--steps", type=int, default=128, help="steps of each between updates; qmix: in a piece, about")
     p.add_argument("--sizes", help="several, instead of --rows and --steps: 16x128,1024x128")
     p.add_argument("--hidden", default="64,64", help="widths of the hidden layers")
     p.add_argument("--epochs", type=int, default=4, help="passes over a rollout")
     p.add_argument("--minibatches", type=int, default=4, help="pieces of a pass")
+    p.add_argument("--batch", type=int, default=256, help="qmix: transitions of the whole team in a gradient step")
+    p.add_argument("--every", type=int, default=25, help="qmix: environment steps, of all rows, between two updates")
+    p.add_argument("--part", default="train", choices=["train", "update"], help="qmix: all of it, or updates alone")
     p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     p.add_argument("--threads", type=int, help="cores that every side is kept on; none: 1 on the CPU, all with a GPU")
     p.add_argument("--precision", choices=["tf32", "float32"], help="of matrix products; none: tf32 on a GPU, float32 without")
@@ -306,6 +316,8 @@ def main(words: list[str]) -> int:
     precision = args.precision or ("tf32" if args.device == "cuda" else "float32")
     if precision == "tf32" and args.device == "cpu":
         raise UsageError("--precision tf32 is a GPU's: on the CPU it is float32.")
+    if args.part != "train" and args.algo != "qmix":
+        raise UsageError(f"--part {args.part} is for --algo qmix: {args.algo} is measured end to end.")
     threads = args.threads if args.threads is not None else (1 if args.device == "cpu" else 0)
     try:
         hidden = [int(width) for width in args.hidden.split(",")]
@@ -316,14 +328,20 @@ def main(words: list[str]) -> int:
         **{"device": args.device, "threads": threads, "precision": precision},
         **{"jaxmarl": args.jaxmarl and os.path.abspath(args.jaxmarl), "path": [str(Path(p).resolve()) for p in args.path]},
     }
+    unsaid = {"jaxmarl", "path"}  # no settings of the work
+    if args.algo == "qmix":
+        fixed |= {"batch": args.batch, "every": args.every, "part": args.part}
+        unsaid |= {"epochs", "minibatches"}
     files = {OURS: HERE / "shoal_side.py", **{name: known[name] for name in names}}
     works = [{**fixed, "rows": rows, "steps": steps} for rows, steps in sizes_of(args)]
     for work in works:
         if (
-            min(work["rows"], work["steps"], work["epochs"], work["minibatches"], args.repeats, *hidden) < 1
+            min(work["rows"], work["steps"], args.epochs, args.minibatches, args.batch, args.every, args.repeats, *hidden) < 1
             or args.seconds <= 0
         ):
-            raise UsageError("rows, steps, widths, epochs, minibatches, repeats and seconds must be more than zero.")
+            raise UsageError(
+                "rows, steps, widths, epochs, minibatches, batch, every, repeats and seconds must be more than zero."
+            )
         for file in files.values():
             if why := load(file).refuse(SimpleNamespace(**work)):
                 raise UsageError(why)
@@ -334,7 +352,7 @@ def main(words: list[str]) -> int:
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()},
         "settings": {
-            **{k: v for k, v in fixed.items() if k not in ("jaxmarl", "path")},
+            **{k: v for k, v in fixed.items() if k not in unsaid},
             "repeats": args.repeats,
             "seconds": args.seconds,
         },

@@ -23,6 +23,9 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     from shoal.tools.bench import TrainBench, trainer
     from shoal.training.settings import choose_device, most_compiled
 
+    qmix = work.algo == "qmix"
+    replay: dict[str, Any] = {"batch": work.batch, "every": work.every} if qmix else {}
+    part = work.part if qmix else "train"
     threads = work.threads or 4  # on a GPU the CPU's threads hardly matter
     options = TrainBench(
         rows=work.rows,
@@ -34,16 +37,21 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
         device=work.device,
         matmul=work.precision,
         normalise=False,  # the others have none
+        **replay,
     )
     torch.set_num_threads(threads)
     device = choose_device(work.device)
     mode = most_compiled(device)
-    piece = trainer(work.algo, "simple_spread", options, device, mode)
+    piece = trainer(work.algo, "simple_spread", options, device, mode, part)
+    measured = {
+        "train": "collecting, advantages and updates" if not qmix else "collecting, sampling and updates",
+        "update": "sampling and updates from a replay that is filled",
+    }
     return {
         "versions": {"shoal": shoal.__version__, "torch": torch.__version__},
         "precision": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32",
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "measured": "collecting, advantages and updates of the training loop, without logs, evaluations and checkpoints",
+        "measured": f"{measured[part]} of the training loop, without logs, evaluations and checkpoints",
         "differs": [f"compile is {mode}, as by default here; running normalisers, which the others lack, are off"],
     }, piece

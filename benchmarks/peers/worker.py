@@ -5,9 +5,9 @@
     {"verb": "quit"}                                     ->  ends
 
 or {"error": sentence}. Standard library only, for every peer's interpreter runs it. A peer's file has `prepare(work)`, which
-returns a description and a function that does a piece of the work and says how many environment steps it was. It may write
-into the folder it runs in, which is thrown away. Between two lines a side waits in a read, so that it takes nothing from the
-one that is measured.
+returns a description and a function that does a piece of the work and says how many environment steps it was, or how many
+updates where the work is updates alone. It may write into the folder it runs in, which is thrown away. Between two lines a
+side waits in a read, so that it takes nothing from the one that is measured.
 """
 
 from __future__ import annotations

@@ -171,6 +171,9 @@ class Batch:
     memory: dict[str, Any]  # the memory before the first step: trees of [B, N, ...]
     paid: dict[str, Tensor] = field(default_factory=dict)  # [T, B, N] what the learner is paid: shaping and bonus in it
     noise: Tensor | None = None  # uniform numbers for the update's own draws
+    memories: dict[str, Any] | None = None  # the memory before each step, [T, B, N, ...], where somebody asked for it
+    weight: Tensor | None = None  # [B] importance of each sequence, where they were not drawn evenly
+    filled: Tensor | None = None  # [T, B] what belongs to the sequences; none: all of it
 
 
 # --- trees: tensors in dicts, dataclasses, tuples and none, to any depth ---------------------------------------------

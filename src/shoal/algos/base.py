@@ -9,6 +9,7 @@ What it can take is declared in class attributes, which `fits` checks before any
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,13 +34,18 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Replay:
-    """Feed: after `start` environment steps, every `every` of them, `batch` sequences of `length` drawn from the past."""
+    """Feed: after `start` environment steps, for every `every` of them, an update on `batch` sequences of `length` steps that
+    are drawn from the last `capacity`. Counted in environment steps, all rows together."""
 
     batch: int
     length: int
     start: int
-    every: int
+    every: float
     capacity: int
+    steps: int = 1  # of each row between updates
+    alpha: float | None = None  # drawn in proportion to priority ** alpha; none: evenly
+    beta: float = 0.4  # how far their weights make up for that at first; wholly at the run's end
+    whole: bool = False  # sequences are whole episodes
 
 
 class Algorithm(nn.Module, ABC):
@@ -50,6 +56,7 @@ class Algorithm(nn.Module, ABC):
     mortal: ClassVar[bool] = True  # can take agents that die or arrive late
     learns: ClassVar[bool] = True
     greedy: ClassVar[bool] = True  # evaluated without noise; else it draws there as well
+    unit: ClassVar[Literal["group", "team"]] = "group"  # what one instance plays; groups of a team may have unlike spaces
 
     @dataclass(frozen=True)
     class Config:
@@ -71,9 +78,10 @@ class Algorithm(nn.Module, ABC):
         super().__init__()
         fits(type(self), spec, groups)
         self.spec, self.groups, self.config, self.net = spec, groups, config, net
+        self.bound = groups  # those it was made for; it may come to play fewer
         first = spec[groups[0]]
         for other in (spec[g] for g in groups[1:]):
-            if (other.obs, other.action) != (first.obs, first.action):
+            if self.unit == "group" and (other.obs, other.action) != (first.obs, first.action):
                 raise UserError(
                     f"one {type(self).__name__} cannot play {first.name!r} and {other.name!r}: their spaces differ."
                 )
@@ -115,6 +123,10 @@ class Algorithm(nn.Module, ABC):
 
     def tune(self, now: Now) -> None:
         """Set what is scheduled."""
+        return None
+
+    def witness(self, batch: Batch) -> None:
+        """What was collected just now, for those who learn from a replay: their statistics move here."""
         return None
 
     @abstractmethod
@@ -171,6 +183,16 @@ def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
         raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
 
 
+def bounded(config: Any, bounds: dict[str, tuple[float, float]], positive: Iterable[str] = ()) -> None:
+    """Refuse, in a sentence, settings that are out of bounds; those that are none, or that there are not, are let be."""
+    for name, (low, high) in {**bounds, **dict.fromkeys(positive, (1e-30, 1e30))}.items():
+        value = getattr(config, name, None)
+        if value is not None and not low <= value <= high:
+            most = "at least 0" if high == 1e30 else f"between {low:g} and {high:g}"
+            must = "more than zero" if low == 1e-30 else most
+            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
+
+
 # --- one place descends ----------------------------------------------------------------------------------------------
 
 
@@ -206,6 +228,11 @@ class Optimiser(nn.Module):
         self.register_buffer("broken", torch.zeros((), dtype=torch.bool, device=device))
         self._params, self._flat = tuple(params), (flat,)  # in tuples: the modules' own parameters, not others to save
         self._kernel: Callable[..., Tensor] | None = None
+
+    @property
+    def vector(self) -> Tensor:
+        """All parameters, end to end."""
+        return self._flat[0]
 
     def fuse(self) -> None:
         """Take one kernel for the step, where there is one."""
@@ -246,3 +273,35 @@ class Optimiser(nn.Module):
                 maximize=False,
             )
         return norm
+
+
+class Target(nn.Module):
+    """A copy of what an optimiser moves, that follows: once in `every` updates by the share `tau`. Hard: 200 and 1; soft: 1 and
+    0.01."""
+
+    updates: Tensor
+
+    def __init__(self, module: nn.Module, optimiser: Optimiser, every: int, tau: float):
+        super().__init__()
+        self.module, self.every, self.tau = copy.deepcopy(module).requires_grad_(False), every, tau
+        params = list(self.module.parameters())
+        flat, at = optimiser.vector.clone(), 0
+        for p in params:
+            p.data = flat[at : at + p.numel()].view_as(p)
+            at += p.numel()
+        assert at == flat.numel(), "a target follows all that its optimiser moves"
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long, device=flat.device))
+        self._flat, self._ahead, self._of = (flat,), (optimiser.vector,), (module,)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        self.updates += 1
+        moves = self.updates % self.every == 0
+        self._flat[0].lerp_(self._ahead[0], moves * self.tau)
+        for mine, theirs in zip(self.module.buffers(), self._of[0].buffers(), strict=True):
+            mine.copy_(theirs.where(moves, mine))
+
+    @torch.no_grad()
+    def lag(self) -> Tensor:
+        """How far behind it is: the norm of the difference over that of the weights."""
+        return (self._ahead[0] - self._flat[0]).norm() / self._ahead[0].norm().clamp(min=1e-8)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Optimiser, Rollout
+from shoal.algos.base import Algorithm, Optimiser, Rollout, bounded
 from shoal.algos.sight import Given, Scope, Sight
 from shoal.buffers.minibatches import minibatches, spans
 from shoal.nets.heads import Actor
@@ -87,20 +87,13 @@ class OnPolicy(Algorithm, ABC):
         def __post_init__(self) -> None:
             whole = ("rollout", "episodes", "epochs", "minibatches")
             real = ("lr", "lr_critic", "clip", "value_clip", "huber", "grad_clip", "kl_stop", "value_weight", "reward_scale")
-            positive = (*whole, *real)
             bounds = {
-                **dict.fromkeys(positive, (1e-30, 1e30)),
                 **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last", "target_tau"), (0, 1)),
                 **dict.fromkeys(("entropy", "weight_decay", "random_steps", "learning_starts", "critic_slices"), (0, 1e30)),
                 "log_std": (-5, 2),
                 "noise_keep": (0, 0.9999),
             }
-            for name, (low, high) in bounds.items():
-                value = getattr(self, name, None)
-                if value is not None and not low <= value <= high:
-                    most = "at least 0" if high == 1e30 else f"between {low} and {high:g}"
-                    must = "more than zero" if name in positive else most
-                    raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
+            bounded(self, bounds, (*whole, *real))
             if isinstance(self.chunk, int) and self.chunk < 1:
                 raise UserError(f"--algo.chunk is {self.chunk}: it takes a number of steps, auto, or all.")
 

@@ -66,12 +66,20 @@ class Sight(nn.Module):
     """The eyes of an algorithm's nets, actor and critic."""
 
     def __init__(
-        self, owner: Algorithm, scope: Scope, given: Given, net: NetConfig, normalise: bool, make: Callable[..., Any] = Running
+        self,
+        owner: Algorithm,
+        scope: Scope,
+        given: Given,
+        net: NetConfig,
+        normalise: bool,
+        make: Callable[..., Any] = Running,
+        groups: tuple[str, ...] | None = None,  # whose eyes; none: all of its owner's
     ):
         super().__init__()
-        spec, groups = owner.spec, owner.groups
+        spec, groups = owner.spec, owner.groups if groups is None else groups
         self.spec, self.groups, self.scope, self.given, self.net = spec, groups, scope, given, net
-        self.joined, self.agents = owner.joined, tuple(a for g in groups for a in spec[g].agents)
+        self.joined = owner.joined if groups == owner.groups else lambda part, agents_at: part(groups[0])
+        self.agents = tuple(a for g in groups for a in spec[g].agents)
         self.central = scope != "own"
         if scope == "team" and len({spec[g].team for g in groups}) > 1:
             raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.ids import own_object
-from shoal.nets.layers import MLP, NetConfig, affine
+from shoal.nets.layers import ACTIVATIONS, MLP, NetConfig, affine
 from shoal.nets.memory import Memory
-from shoal.ops import distributions
-from shoal.spec import Box, Space, UserError
+from shoal.ops import distributions, values
+from shoal.ops.explore import EDGE
+from shoal.spec import Box, Discrete, MultiDiscrete, Space, UserError
 
 State = dict[str, Tensor]
 Gains = float | tuple[tuple[float, int], ...]
@@ -155,6 +156,80 @@ class Critic(nn.Module):
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
         out, after = self.net(x, state, start, moves)
         return out[..., 0], after
+
+
+class Values(nn.Module):
+    """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end.
+
+    `dueling`: a value and advantages, which share all layers but the output's weights. `noisy`: the output's weights carry
+    noise whose size is learnt, in the place of exploration by chance.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module | int,
+        space: Discrete | MultiDiscrete,
+        agents: tuple[str, ...],
+        net: NetConfig,
+        generator: torch.Generator,
+        dueling: bool = False,
+        noisy: bool = False,
+    ):
+        super().__init__()
+        self.space, self.dueling, self.choices = space, dueling, sum(space.sizes)
+        width = self.choices + (len(space.sizes) if dueling else 0)
+        if not noisy:
+            self.net, self.out = Net(encoder, width, agents, net, generator, net.gain_critic), None
+            return
+        inside = net.hidden[-1] if net.hidden else net.memory_width
+        front = net if net.memory != "none" else replace(net, hidden=net.hidden[:-1])
+        self.net = Net(encoder, inside, agents, front, generator, net.hidden_gain)
+        self.out = Noisy(inside, width, agents, net, generator)
+
+    @property
+    def noise(self) -> int:
+        """Uniform numbers that noisy weights take, for each agent."""
+        return 0 if self.out is None else self.out.noise
+
+    def forward(
+        self,
+        x: Any,
+        state: State | None = None,
+        start: Tensor | None = None,
+        moves: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Values, and the memory after: see `Net`. noise [..., self.noise], or none for the weights' means."""
+        q, after = self.net(x, state, start, moves)
+        if self.out is not None:
+            q = self.out(self.out.activation(q), noise)
+        if self.dueling:
+            q = values.dueling(q[..., : self.choices], q[..., self.choices :], self.space)
+        return q, after
+
+
+class Noisy(nn.Module):
+    """A layer whose weights are w + sigma * f(e_out) f(e_in)^T with f(e) = sign(e) sqrt|e| (Fortunato et al., 2018,
+    https://arxiv.org/abs/1706.10295). Factorised noise goes in and out beside the product, so that every row and agent can have
+    noise of its own."""
+
+    def __init__(
+        self, width_in: int, width_out: int, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, first: float = 0.5
+    ):
+        super().__init__()
+        self.width_in, self.noise, self.activation = width_in, width_in + width_out, ACTIVATIONS[net.activation]
+        self.mean = affine(width_in, width_out, agents, net, generator, net.gain_critic)
+        self.spread = affine(width_in, width_out, agents, net, generator)
+        for p in (*self.spread.weights, *self.spread.biases):
+            nn.init.constant_(p, first / width_in**0.5)
+
+    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        y = self.mean(x)
+        if noise is None:
+            return y
+        e = torch.special.ndtri(noise.clamp(EDGE, 1 - EDGE))
+        e = e.sign() * e.abs().sqrt()
+        return y + e[..., self.width_in :] * self.spread(x * e[..., : self.width_in])
 
 
 def own_module(

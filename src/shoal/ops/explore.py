@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.ops.distributions import Choice
+from shoal.spec import Discrete, MultiDiscrete
+
 EDGE = 1e-7  # uniform numbers are kept so far from 0 and 1
 
 
@@ -15,3 +18,18 @@ def correlated(noise: Tensor, before: Tensor, start: Tensor, keep: float) -> tup
     fresh = torch.special.ndtri(noise.clamp(EDGE, 1 - EDGE))
     z = torch.where(start[..., None], fresh, keep * before + (1 - keep**2) ** 0.5 * fresh)
     return torch.special.ndtr(z), z
+
+
+def epsilon_greedy(greedy: Tensor, noise: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:
+    """`greedy`, or with probability `epsilon` any legal action: tossed for each row and agent. noise [..., A + 1]."""
+    coin, u = noise[..., 0], noise[..., 1:]
+    anything = Choice(torch.zeros_like(u), space.sizes, legal, space.shape == ()).sample(u)
+    wild = coin < epsilon
+    return anything.where(wild if space.shape == () else wild[..., None], greedy)
+
+
+def floored(probability: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:
+    """(1 - epsilon) pi + epsilon uniform over what is legal, in each dimension: [..., A]."""
+    there = torch.ones_like(probability) if legal is None else legal.to(probability.dtype)
+    even = [x / x.sum(-1, keepdim=True) for x in there.split(space.sizes, -1)]
+    return probability.lerp(torch.cat(even, -1), epsilon)

@@ -70,3 +70,44 @@ def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, 
         value_tp1[t] = torch.where(ends[t], value_tp1[t], torch.where(acts[t + 1], value_t[t + 1], value_tp1[t + 1]))
         reward[t] = reward[t] + reward[t + 1] * waits
     return reward, value_tp1
+
+
+def n_step(reward: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, n: int) -> Tensor:
+    """Returns of n steps (Sutton, 1988):
+
+        G_t = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1} + gamma^m (1 - terminated) V(s_{t+m})
+
+    with m = n, or fewer where the agent's time ends (`terminated`, `cut`) or nothing later is known. value_tp1 is V of the true
+    next observation, so that what was cut off is bootstrapped from there.
+    """
+    reward = reward.to(value_tp1.dtype)
+    one = reward + gamma * value_tp1 * ~terminated
+    ends, out = terminated | cut, one
+    for _ in range(min(n, len(one)) - 1):
+        further = reward[:-1] + gamma * out[1:]
+        out = torch.cat((torch.where(ends[:-1], one[:-1], further), one[-1:]))
+    return out
+
+
+def td_lambda(reward: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, lam: float) -> Tensor:
+    """Returns that mix those of all lengths (Sutton, 1988):
+
+        G_t = r_t + gamma (1 - terminated_t) ((1 - lambda) V(s_{t+1}) + lambda G_{t+1})
+
+    and V(s_{t+1}) alone where the trace ends: at a `cut`, and where nothing later is known.
+    """
+    reward = reward.to(value_tp1.dtype)
+    goes_on, bootstrap = (~(terminated | cut)).to(reward.dtype), gamma * value_tp1 * ~terminated
+    out, later = torch.empty_like(bootstrap), value_tp1[-1]
+    for t in range(len(reward) - 1, -1, -1):
+        later = out[t] = reward[t] + bootstrap[t] + gamma * lam * goes_on[t] * (later - value_tp1[t])
+    return out
+
+
+def turn_values(
+    reward: Tensor, value_t: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, acts: Tensor
+) -> Tensor:
+    """r + gamma (1 - terminated) V where agents move in turn: the reward summed until an agent's next turn, and the value there.
+    Of steps in which it does not act, nothing is said."""
+    reward, value = _at_turns(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, acts)
+    return reward + gamma * value

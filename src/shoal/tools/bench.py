@@ -202,8 +202,8 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     if part == "update":
         batch = loop.collector.collect(loop.rollout)
         loop.pay(batch)
-        update = lambda: loop.update(batch)  # noqa: E731
-        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update)
+        update = lambda: [loop.teach(a, batch) for a in loop.learners]  # noqa: E731
+        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update, print)
 
     def work() -> int:
         loop.iterate()

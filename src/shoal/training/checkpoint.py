@@ -45,8 +45,8 @@ def write(path: Path, state: dict[str, Any]) -> None:
     aside.replace(path)
 
 
-def read(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """A checkpoint's contents; never runs what is in it."""
+def read(path: Path, device: str | torch.device = "cpu", marked: bool = True) -> dict[str, Any]:
+    """A checkpoint's contents; never runs what is in it. `marked`: it says that it is one of ours."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}.")
     try:
@@ -59,7 +59,7 @@ def read(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
         ) from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, KeyError, ValueError):
         raise UserError(f"{path} is damaged (truncated, or not a checkpoint): use another one of the run's.") from None
-    if not isinstance(state, dict) or "shoal" not in state:
+    if not isinstance(state, dict) or (marked and "shoal" not in state):
         raise UserError(f"{path} is no checkpoint of Shoal's.")
     return state
 

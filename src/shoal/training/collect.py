@@ -85,6 +85,7 @@ class Collector:
         self.memory = players.memory(env.rows, env.device)
         self.buffers = [RolloutBuffer() for _ in env.halves or (0,)]
         self.tally = Tally(env)
+        self.remembers = False  # keep the memory before every step, not before the first alone
 
     @torch.no_grad()
     def collect(self, steps: int) -> Batch:
@@ -93,8 +94,8 @@ class Collector:
         noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, env.rows).items()}
         before = self.memory
         in_turn = self._in_halves if env.halves else self._in_step
-        *parts, stats, lost = in_turn(steps, noise, world_noise)
-        batch = Batch(*parts, before)  # type: ignore[call-arg]
+        *parts, stats, lost, memories = in_turn(steps, noise, world_noise)
+        batch = Batch(*parts, before, memories=memories)  # type: ignore[call-arg]
         self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats, lost)
         return batch
 
@@ -102,10 +103,9 @@ class Collector:
         """All rows at once."""
         (buffer,) = self.buffers
         for t in range(steps):
-            now = {g: x[t] for g, x in noise.items()}
+            now, before = {g: x[t] for g, x in noise.items()}, self.memory
             actions, self.memory, extras = self.players.act(self.frame, self.memory, now, explore=True)
-            outcome = play(self.env, actions, world_noise[t])
-            buffer.put((self.frame, outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats, outcome.lost))
+            buffer.put(self._record(self.frame, before, actions, extras, outcome := play(self.env, actions, world_noise[t])))
             self.frame = outcome.frame
         return buffer.take()
 
@@ -119,21 +119,25 @@ class Collector:
         def act(k: int, t: int) -> None:
             half = env.halves[k]
             now = {g: x[t][half] for g, x in noise.items()}
+            before = memories[k]
             actions, memories[k], extras = self.players.act(frames[k], memories[k], now, explore=True)
-            acted[k] = actions, extras
+            acted[k] = before, actions, extras
             env.send(k, in_space(env.spec, actions), world_noise[t][half])
 
         for k in range(len(frames)):
             act(k, 0)
         for t in range(steps):
             for k, buffer in enumerate(self.buffers):
-                outcome, (actions, extras) = env.receive(k), acted[k]
-                buffer.put((frames[k], outcome.next, actions, outcome.pays, outcome.over, extras, outcome.stats, outcome.lost))
+                buffer.put(self._record(frames[k], *acted[k], outcome := env.receive(k)))
                 frames[k] = outcome.frame
                 if t + 1 < steps:
                     act(k, t + 1)
         self.frame, self.memory = joined(frames, 0), joined(memories, 0)
         return joined([buffer.take() for buffer in self.buffers], 1)
+
+    def _record(self, frame: Frame, memory: Any, actions: Any, extras: Any, outcome: Outcome) -> tuple[Any, ...]:
+        told = (outcome.pays, outcome.over, extras, outcome.stats, outcome.lost)
+        return frame, outcome.next, actions, *told, memory if self.remembers else None
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.generator.device)

@@ -22,13 +22,15 @@ IN_FLIGHT = 2  # iterations that the device may be behind the host
 
 
 class Captured:
-    """`work`, an iteration of a loop or a part of one, as a graph for each phase of the world that it begins in. A loop on a
-    stream of its own captures and replays there."""
+    """`work`, an iteration of a loop or a part of one, as a graph for each phase of the world that it begins in; or, of what
+    does not `play`, one graph. A loop on a stream of its own captures and replays there. `instead` is called with the work
+    where it cannot be captured."""
 
-    def __init__(self, loop: Any, work: Callable[[], None]):
-        self.loop, self.work, self.env = loop, work, loop.env
-        assert isinstance(self.env, World)
-        self.env.hold(loop.rollout)
+    def __init__(self, loop: Any, work: Callable[[], None], instead: Callable[[Callable[[], None]], None], plays: bool = True):
+        self.loop, self.work, self.env, self.instead, self.plays = loop, work, loop.env, instead, plays
+        if plays:
+            assert isinstance(self.env, World)
+            self.env.hold(loop.rollout)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, int]] = {}  # phase before -> graph, phase after
         self.carried: Any = None  # tensors of the graphs' own
         self.flying: deque[torch.cuda.Event] = deque()
@@ -36,7 +38,7 @@ class Captured:
 
     def prepare(self) -> bool:
         """Capture what the next call replays; false where that cannot be done, and the loop is told to go on eagerly."""
-        phase = self.env.phase
+        phase = self._phase
         if phase not in self.graphs:
             before = self._snapshot()
             try:
@@ -47,19 +49,24 @@ class Captured:
                 self._restore(before)
                 reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
                 self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")
-                self.loop.on_device = self.work
+                self.instead(self.work)
                 return False
         return True
+
+    @property
+    def _phase(self) -> int:
+        return self.env.phase if self.plays else 0
 
     def __call__(self) -> None:
         if not self.prepare():
             return self.work()
-        graph, after = self.graphs[self.env.phase]
+        graph, after = self.graphs[self._phase]
         self._settle()
         if len(self.flying) >= IN_FLIGHT:
             self.flying.popleft().synchronize()
         graph.replay()
-        self.env.phase = after
+        if self.plays:
+            self.env.phase = after
         event = torch.cuda.Event()
         event.record()
         self.flying.append(event)
@@ -84,7 +91,7 @@ class Captured:
         with torch.cuda.graph(graph, stream=self.side):
             self.work()
             self._bring_in()
-        after = self.env.phase
+        after = self._phase
         self._restore(before)
         return graph, after
 
@@ -102,19 +109,23 @@ class Captured:
         return bool(strange)
 
     def _moving(self) -> Any:
-        return self.env.state, self.loop.collector.frame, self.loop.collector.memory
+        return (self.env.state, self.loop.collector.frame, self.loop.collector.memory) if self.plays else ()
 
     def _snapshot(self) -> Any:
+        """All that the work changes. What it writes into a replay is written over by its first replay."""
         loop = self.loop
         learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
-        return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), loop.means.state_dict(), self.env.phase
+        played = (loop.collector.state_dict(), self.env.phase) if self.plays else None
+        return learnt, loop.replay_state(), played, loop.update_noise.get_state(), loop.means.state_dict()
 
     def _restore(self, snapshot: Any) -> None:
         loop = self.loop
-        learnt, collector, noise, means, phase = snapshot
+        learnt, replay, played, noise, means = snapshot
         for a, state in zip(loop.players.algorithms, learnt, strict=True):
             a.load_state_dict(state)
-        loop.collector.load_state_dict(collector)
+        loop.load_replay_state(replay)
         loop.update_noise.set_state(noise)
         loop.means.load_state_dict(means, self.env.device)
-        self.env.phase = phase
+        if played is not None:
+            loop.collector.load_state_dict(played[0])
+            self.env.phase = played[1]

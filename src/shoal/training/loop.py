@@ -14,13 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Optimiser
+from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
+from shoal.buffers.replay import ReplayBuffer
 from shoal.envs.base import World
 from shoal.flags import parse_span
 from shoal.ids import near, own_object
@@ -31,11 +33,12 @@ from shoal.ops import native
 from shoal.ops.compiler import cores, keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, UserError, tree_map
+from shoal.spec import Batch, UserError, tree_leaves, tree_map
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
 from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
+from shoal.training.lessons import Lesson, Segments, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
@@ -105,12 +108,15 @@ class Loop:
         self.noted: dict[str, list[Tensor]] = {}  # of the hooks'
         self.last_train: dict[str, Any] = {}
         self.on_device: Callable[[], None] = self.iteration
+        self.on_device_lessons: list[Callable[[], None]] = []
         self.stopped: str | None = None
         self.signal: int | None = None
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
+        self.replay, self.lessons = self._make_lessons()
+        self.on_device_lessons += self.lessons
         self.speed_up()
         try_shapers(self)
         if resolved.log.wandb:
@@ -127,8 +133,13 @@ class Loop:
             raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
         native_world = isinstance(self.env, World)
         if mode != "off" and cuda and native_world:
-            self.on_device = Captured(self, self.iteration)
+            self.on_device = Captured(self, self.iteration, partial(setattr, self, "on_device"))
             self.eval_env.hold(self.rollout)  # it takes the same kernels
+        if mode != "off" and cuda:
+            self.on_device_lessons = [
+                Captured(self, lesson, partial(self.on_device_lessons.__setitem__, k), plays=False)
+                for k, lesson in enumerate(self.lessons)
+            ]
         if mode != "fused":
             return
         reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()
@@ -136,6 +147,17 @@ class Loop:
         self.remarks += [why for why in (*reasons, why_not) if why]
         for a in self.players.algorithms if why_not is None else ():
             a.fuse()
+
+    def _make_lessons(self) -> tuple[ReplayBuffer | None, list[Lesson]]:
+        """The replay, and what is learnt from it; none where nobody does."""
+        learners, c = [a for a in self.learners if isinstance(a.feed, Replay)], self.collector
+        if not learners:
+            return None, []
+        replay = make_replay(learners, self.env.spec, c.frame, self.rollout, self.env.rows, c.memory)
+        self.remarks.append(cost(replay))
+        replay.allocate()
+        c.remembers = bool(tree_leaves(remembered(learners, c.memory)))
+        return replay, [Lesson(a, replay, self.teach, self._uniform) for a in learners]
 
     @property
     def score_name(self) -> str:
@@ -202,20 +224,38 @@ class Loop:
             lock.close()
 
     def iterate(self) -> None:
-        """Collect a rollout and learn from it."""
-        now = Now(self.step, self.config.steps, self.step // (self.rollout * self.env.rows))
+        """Collect a rollout and learn from it; then from the past, as often as these steps are worth."""
+        before, rollouts = self.step, self.step // (self.rollout * self.env.rows)
+        updates = {id(lesson.algorithm): lesson.owed(before) for lesson in self.lessons}
         self.now.fill_(self.step)
         for a in self.learners:
-            a.tune(now)
+            a.tune(Now(before, self.config.steps, updates.get(id(a), rollouts)))
         with global_seed(self.config.seed, "modules", self.step, device=self.env.device) if self.foreign else nullcontext():
             self.on_device()
-        self.step += self.rollout * self.env.rows
+            self.step += self.rollout * self.env.rows
+            for lesson, learn in zip(self.lessons, self.on_device_lessons, strict=True):
+                lesson.tune(Now(before, self.config.steps, 0))
+                for _ in range(lesson.owed(self.step) - lesson.owed(before)):
+                    learn()
 
     def iteration(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
         batch = self.collector.collect(self.rollout)
         self.pay(batch)
-        self.update(batch)
+        for a in self.learners:
+            if isinstance(a.feed, Rollout):
+                self.teach(a, batch)
+        if self.replay is not None:
+            self.remember(batch)
+
+    def remember(self, batch: Batch) -> None:
+        """Put what happened into the replay."""
+        assert self.replay is not None
+        algorithms = [lesson.algorithm for lesson in self.lessons]
+        self.replay.put(moments_of(batch), remembered(algorithms, batch.memories or batch.memory))
+        for lesson in self.lessons:
+            lesson.sampler.wrote(self.rollout)
+            lesson.algorithm.witness(batch)
 
     def pay(self, batch: Batch) -> None:
         """What the learners are paid: their own reward or their team's, and the world's shaping; then what a shaper of the
@@ -232,14 +272,15 @@ class Loop:
                 shaper = self.shapers.get(g.name)
                 batch.paid[g.name] = paid if shaper is None else self._shaped(shaper, paid, batch.frame[g.name].obs, g.name)
 
-    def update(self, batch: Batch) -> None:
-        """Every learner on the same batch."""
-        for a in self.learners:
-            draws = a.draws(*batch.over.shape)
-            batch.noise = torch.rand(draws, generator=self.update_noise, device=batch.over.device)
-            a.train()  # modules of the user's own may act otherwise than they learn
-            self.means.add(",".join(a.groups), a.update(batch))
-            a.eval()
+    def teach(self, a: Algorithm, batch: Batch) -> Tensor | None:
+        """One learner, one update. Returns the priorities that it left."""
+        batch.noise = torch.rand(a.draws(*batch.over.shape), generator=self.update_noise, device=batch.over.device)
+        a.train()  # modules of the user's own may act otherwise than they learn
+        metrics = a.update(batch)
+        a.eval()
+        priority = metrics.pop("priority", None)
+        self.means.add(",".join(a.groups), metrics)
+        return priority
 
     def log(self) -> None:
         noted = {k: torch.stack([x.to(self.env.device) for x in xs]).double().mean() for k, xs in self.noted.items()}
@@ -289,7 +330,13 @@ class Loop:
         if numbered and self.resolved.save.keep:
             self._write(f"step-{self.step:012d}", state)
             checkpoint.prune(self.folder.checkpoints, self.resolved.save.keep)
+        if self.replay is not None:
+            count = self.step // self.env.rows
+            spans = self.segments.save(self.replay, count)
+            state = {**state, "replay": {"count": count, "spans": spans, "state": self.replay_state()}}
         self._write("last", state)
+        if self.replay is not None:
+            self.segments.prune()
         self.logger.refresh()
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
@@ -352,9 +399,35 @@ class Loop:
         self.update_noise.set_state(state["update_noise"].cpu())
         self.means.load_state_dict(state["means"], self.env.device)
         self.noted = {k: list(xs) for k, xs in state["noted"].items()}
+        if self.replay is not None:
+            self.segments.load(self.replay, state["replay"]["spans"], state["replay"]["count"])
+            self.load_replay_state(state["replay"]["state"])
         self.restored, self.logs_at = True, state["logs"]
 
+    def replay_state(self) -> dict[str, Any]:
+        """What is known of the replay, beside its contents."""
+        if self.replay is None:
+            return {}
+        samplers = {",".join(x.algorithm.groups): x.sampler.state_dict() for x in self.lessons}
+        return {"count": self.replay.count.clone(), "samplers": samplers}
+
+    def load_replay_state(self, state: dict[str, Any]) -> None:
+        if self.replay is not None:
+            self.replay.count.copy_(state["count"])
+            for x in self.lessons:
+                x.sampler.load_state_dict(state["samplers"][",".join(x.algorithm.groups)])
+
+    @property
+    def segments(self) -> Segments:
+        """Where the replay's contents are kept."""
+        if not hasattr(self, "_segments"):
+            self._segments = Segments(self.folder.checkpoints / "replay")
+        return self._segments
+
     # --- inside ---
+
+    def _uniform(self, count: int) -> Tensor:
+        return torch.rand(count, dtype=torch.float64, generator=self.update_noise, device=self.env.device)
 
     def _shaped(self, shaper: Shaper, reward: Tensor, obs: Any, group: str) -> Tensor:
         shaped = shaper(reward.clone(), tree_map(torch.clone, obs), self.now, self.config.steps)  # they are the batch's own

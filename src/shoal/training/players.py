@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.algos.base import Algorithm, Optimiser, Rollout
+from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
 from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
 from shoal.training import checkpoint
@@ -23,24 +23,55 @@ SELF = "the run itself"
 def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.device) -> Players:
     """An algorithm for every group: new ones that learn, and policies of other runs that only act."""
     check_groups(settings, spec)
-    algorithms = []
-    for group, who in seats(settings, spec).items():
-        if _is_run(who):
-            algorithms.append(frozen_policy(Run(who), spec, group, device))
-        else:
-            algorithms.append(_make(_algorithm(who, settings), settings, spec, group, seed, device))
-    return Players(spec, algorithms)
+    asked = seats(settings, spec)
+    algorithms = [frozen_policy(Run(who), spec, g, device) for g, who in asked.items() if _is_run(who)]
+    learning = {g: _algorithm(who, settings) for g, who in asked.items() if not _is_run(who)}
+    algorithms += [_make(e, settings, spec, groups, seed, device) for groups, e in bound(learning, spec)]
+    return Players(spec, in_order(algorithms, spec))
 
 
 def recorded_players(run: Run, spec: EnvSpec, device: torch.device) -> Players:
     """Those who played a run, as it recorded them; their weights are in its checkpoints."""
-    return Players(spec, [_recorded(run, spec, g.name, device) for g in spec.groups])
+    played = recorded_groups(run, [g.name for g in spec.groups])
+    return Players(spec, in_order([_recorded(run, spec, groups, device) for groups in played], spec))
+
+
+def bound(entries: dict[str, Entry], spec: EnvSpec) -> list[tuple[tuple[str, ...], Entry]]:
+    """Which groups one instance plays: each its own, but those of a team together where the algorithm is a team's."""
+    together: dict[Any, list[str]] = {}
+    for g, entry in entries.items():
+        key = (entry.id, str(entry.path), spec[g].team) if entry.load().unit == "team" else g
+        together.setdefault(key, []).append(g)
+    return [(tuple(groups), entries[groups[0]]) for groups in together.values()]
+
+
+def in_order(algorithms: list[Algorithm], spec: EnvSpec) -> list[Algorithm]:
+    """By the first group that each plays."""
+    names = [g.name for g in spec.groups]
+    return sorted(algorithms, key=lambda a: names.index(a.groups[0]))
+
+
+def recorded_groups(run: Run, names: list[str]) -> list[tuple[str, ...]]:
+    """Which of these groups one instance played."""
+    together: dict[Any, list[str]] = {}
+    for g in names:
+        player = run.settings.players.get(g)
+        if player is None:
+            raise UserError(f"the run {run.path} has no group {g!r}: it has {', '.join(run.settings.players) or 'none'}.")
+        together.setdefault(tuple(player.get("bound", (g,))) if player["learns"] else g, []).append(g)
+    return [tuple(groups) for groups in together.values()]
 
 
 def record(players: Players) -> dict[str, dict[str, Any]]:
     """Who plays each group, for a run's config.json."""
     return {
-        g: {"id": a.id, "learns": a.learns, "algo": dataclasses.asdict(a.config), "net": dataclasses.asdict(a.net)}
+        g: {
+            "id": a.id,
+            "learns": a.learns,
+            "bound": list(a.bound),
+            "algo": dataclasses.asdict(a.config),
+            "net": dataclasses.asdict(a.net),
+        }
         for g, a in players.of.items()
     }
 
@@ -57,20 +88,24 @@ def _algorithm(who: str, settings: Settings) -> Entry:
         raise UserError(f"{who!r} is neither an algorithm nor a run's folder: {e}" if asked else str(e)) from None
 
 
-def _make(entry: Entry, settings: Settings, spec: EnvSpec, group: str, seed: int, device: torch.device) -> Algorithm:
-    config, net = group_config(settings, entry, group)
-    algorithm = entry.load()(spec, (group,), config, net, generator(seed, "nets", group), device)
+def _make(
+    entry: Entry, settings: Settings, spec: EnvSpec, groups: tuple[str, ...], seed: int, device: torch.device
+) -> Algorithm:
+    config, net = group_config(settings, entry, groups[0])
+    for other in groups[1:]:
+        if group_config(settings, entry, other) != (config, net):
+            raise UserError(f"one {entry.id} plays {' and '.join(groups)}: settings of one group alone do not go with it.")
+    algorithm = entry.load()(spec, groups, config, net, generator(seed, "nets", *groups), device)
     algorithm.id = str(entry.path) if entry.module.startswith("shoal_user_") else entry.id
     return algorithm
 
 
-def _recorded(run: Run, spec: EnvSpec, group: str, device: torch.device) -> Algorithm:
-    player = run.settings.players.get(group)
-    if player is None:
-        raise UserError(f"the run {run.path} has no group {group!r}: it has {', '.join(run.settings.players) or 'none'}.")
-    settings = Settings(player["id"], run.settings.env, players=run.settings.players)
-    algorithm = _make(find("algos", player["id"]), settings, spec, group, 0, device)
-    algorithm.learns = player["learns"]  # type: ignore[misc]
+def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device) -> Algorithm:
+    """Who played these groups of a run; it may have been made for more than it played."""
+    player = run.settings.players[groups[0]]
+    settings = Settings(player["id"], run.settings.env, players=dict.fromkeys(player.get("bound", groups), player))
+    algorithm = _make(find("algos", player["id"]), settings, spec, tuple(player.get("bound", groups)), 0, device)
+    algorithm.learns, algorithm.groups = player["learns"], groups  # type: ignore[misc]
     return algorithm
 
 
@@ -87,7 +122,7 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
             entry = _algorithm(who, Settings(SELF, "", team=team))
             if entry.load().learns:
                 raise UserError(f"{who!r} has learnt nothing: give --team.{group} a run's folder, or random.")
-            algorithms.append(_make(entry, Settings(who, ""), spec, group, 0, device))
+            algorithms.append(_make(entry, Settings(who, ""), spec, (group,), 0, device))
     return Players(spec, algorithms)
 
 
@@ -102,9 +137,12 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
             f"the run {run.path} learnt a {group!r} of {other.n} agents, observation {other.obs} and {other.action}; "
             f"here it is {mine.n}, {mine.obs} and {mine.action}."
         )
-    policy = _recorded(run, spec, group, device)
+    groups = next(gs for gs in recorded_groups(run, names) if group in gs)
+    if missing := [g for g in groups if g not in [x.name for x in spec.groups]]:
+        raise UserError(f"the run {run.path} learnt {', '.join(groups)} as one, and {', '.join(missing)} is not here.")
+    policy = _recorded(run, spec, groups, device)
     restore(policy, read_policy(run, which), str(run.path))
-    policy.learns = False  # type: ignore[misc]
+    policy.learns, policy.groups = False, (group,)  # type: ignore[misc]
     return policy.eval()
 
 
@@ -149,13 +187,14 @@ def load_weights(players: Players, source: str) -> None:
 
 
 def rollout_steps(algorithms: list[Algorithm]) -> int:
-    """The loop owns one rollout of the whole world: those who learn from it must agree on its length."""
-    for a in algorithms:
-        if a.learns and not isinstance(a.feed, Rollout):
-            raise UserError(f"{type(a).__name__} learns from a replay of the past, which the loop does not keep yet.")
-    lengths = {a.feed.steps for a in algorithms if a.learns and isinstance(a.feed, Rollout)}
-    if len(lengths) > 1:
-        raise UserError(
-            f"the groups want rollouts of {' and '.join(map(str, sorted(lengths)))} steps: give them one --algo.rollout."
-        )
-    return lengths.pop() if lengths else 25
+    """The loop owns one rollout of the whole world: those who learn must agree on its length. Who learns from a replay follows
+    who does not."""
+    for kind in (Rollout, Replay):
+        lengths = {a.feed.steps for a in algorithms if a.learns and isinstance(a.feed, kind)}
+        if len(lengths) > 1:
+            raise UserError(
+                f"the groups want rollouts of {' and '.join(map(str, sorted(lengths)))} steps: give them one --algo.rollout."
+            )
+        if lengths:
+            return lengths.pop()
+    return 25

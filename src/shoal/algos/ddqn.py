@@ -1,0 +1,353 @@
+"""DDQN and DQN (van Hasselt et al., 2016; Mnih et al., 2015): values of choices, learnt from a replay of the past.
+
+For one agent or for many, each of which learns its own values as if the others were a part of the world. A batch of what
+happened is drawn from the replay, and
+
+    L = huber(y - Q(o, a)),    y = r + gamma (1 - terminated) Q'(o', argmax_a Q(o', a)),
+
+where Q' is a copy that follows Q slowly. `dqn` (`--algo.double false`) takes the maximum of Q' itself, which overestimates.
+`iql`, `vdn` and `qmix` are short files over this one; `joint` is the hook that they override.
+
+Knobs, and what they do
+
+  Experience. Every row is played for `rollout` steps, and for every `every` environment steps, all rows counted, one update is
+  made on a `batch` drawn from the last `capacity`. Smaller `every` learns more from each step and takes longer. Nothing is
+  learnt before `learning_starts`. `prioritised` draws what was predicted badly more often, in proportion to error **
+  `priority`, with importance weights whose exponent goes from `priority_weight` to 1 over the run. What does not fit into
+  memory is refused before anything starts.
+
+  Exploration. With probability epsilon any legal action, tossed for each row and agent: from `epsilon` to `epsilon_last` over
+  the first `epsilon_steps` environment steps, then flat, by `epsilon_schedule`. `noisy` puts noise whose size is learnt
+  into the output layer, for each row and agent its own: give it `--algo.epsilon 0`.
+
+  Targets. `n_step` rewards before the values take over, fewer where an episode ends; what was cut off is bootstrapped from its
+  true last observation (`time_limit`). `target_every` 200 and `target_tau` 1 copy the weights every 200 updates;
+  1 and 0.01 let the copy follow smoothly. `dueling` splits values from advantages.
+
+  Memory (`--net.memory gru`). Sequences of `chunk` steps are drawn with the memory that was held before them, after `burn_in`
+  steps that only bring it up to date; the target is unrolled over the same steps.
+
+  The step. `lr` with schedules, `huber` or squared errors, `weight_decay`, `grad_clip`, normalisers, `reward_scale`, a `shaper`
+  of one's own: as in `algos/ppo.py`. Rewards are stored as they were paid at the time.
+
+Metrics, for each group
+
+    td_loss        what is descended;       td_error  mean |y - Q|
+    q              mean value of the actions that were taken: a value far above any return is overestimation
+    epsilon        now;                     learning_rate
+    target_lag     how far the copy is behind: norm of the difference over that of the weights
+    grad_norm      before clipping
+
+Departures from the papers: rows step together, and the ratio of updates counts environment steps; actions of several
+dimensions are worth the mean of their choices' values, and are learnt by one error; dueling streams share the hidden layers;
+noise is in the output layer alone; priorities of sequences and of several agents are 0.9 of the largest error over time
+(mean over agents) and 0.1 of the mean; Adam's epsilon is 1e-5. Scores and their commands: `benchmarks/scores.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos.base import Algorithm, Optimiser, Replay, Target, bounded
+from shoal.algos.sight import Sight
+from shoal.nets.heads import Values
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import Running, normaliser
+from shoal.ops import losses, schedules, values
+from shoal.ops.distributions import noise_of
+from shoal.ops.explore import epsilon_greedy
+from shoal.ops.returns import n_step, turn_values, unsettled_turns
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map, where_rows
+
+
+class DDQN(Algorithm):
+    names = {"dqn": {"double": False}}
+    takes = ("discrete", "multi-discrete")
+
+    @dataclass(frozen=True)
+    class Config:
+        rollout: int = 4  # steps of every row between updates
+        every: float = 16  # environment steps, all rows counted, for each update
+        batch: int = 256  # sequences (without memory: single moments) an update
+        capacity: int = 500_000  # environment steps that are remembered
+        learning_starts: int = 5_000  # environment steps before the first update
+        chunk: int | None = None  # steps of a sequence that are learnt from; none: 1, with memory 16
+        burn_in: int | None = None  # steps before them that only bring memory up to date; none: 0, with memory 4
+        n_step: int = 1  # rewards before values take over
+        gamma: float = 0.99  # discount
+        time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+        double: bool = True  # the net chooses the next action, the target scores it; false: the target's maximum
+        dueling: bool = False  # value and advantages apart
+        noisy: bool = False  # learnt noise in the output's weights; give it --algo.epsilon 0
+        prioritised: bool = False  # draw what was predicted badly more often
+        priority: float = 0.6  # exponent of priorities; 0 is even
+        priority_weight: float = 0.4  # first exponent of the importance weights; 1 at the run's end
+        epsilon: float = 1.0  # probability of any action, at first
+        epsilon_last: float = 0.05  # and at last
+        epsilon_steps: int = 100_000  # environment steps until then; flat from there on
+        epsilon_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
+        target_every: int = 200  # updates between those of the target
+        target_tau: float = 1.0  # share by which it follows; 1: copied
+        huber: float | None = 1.0  # errors beyond this count linearly; none: squared errors
+        lr: float = 5e-4  # learning rate
+        lr_schedule: str = "constant"  # linear, cosine, exponential, exponential:0.999/update or /step, module:Class
+        lr_last: float = 0.0  # share of the learning rate that its schedule ends at
+        weight_decay: float = 0.0  # decoupled, as in AdamW
+        grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
+        normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+        normalise_reward: bool = False  # rewards divided by their running root mean square
+        normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
+        reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
+        shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
+
+        def __post_init__(self) -> None:
+            whole = ("rollout", "every", "batch", "capacity", "chunk", "n_step", "epsilon_steps", "target_every")
+            bounds: dict[str, tuple[float, float]] = {
+                **dict.fromkeys(("gamma", "epsilon", "epsilon_last", "target_tau", "lr_last", "priority_weight"), (0, 1)),
+                **dict.fromkeys(("weight_decay", "learning_starts", "burn_in", "priority"), (0, 1e30)),
+            }
+            bounded(self, bounds, (*whole, "lr", "huber", "grad_clip", "reward_scale"))
+
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c = config
+        if net.trunk == "shared":
+            raise UserError(f"--net.trunk shared is for actors beside critics: {type(self).__name__} has neither.")
+        self.recurrent = net.memory != "none"
+        self.chunk, self.burn_in = self._lengths()
+        self.feed = Replay(
+            c.batch,
+            self.burn_in + self.chunk + c.n_step - 1,
+            c.learning_starts,
+            c.every,
+            c.capacity,
+            c.rollout,
+            c.priority if c.prioritised else None,
+            c.priority_weight,
+        )
+        self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
+        make = normaliser(c.normaliser)
+        self.sights = nn.ModuleDict({g: Sight(self, "own", "state", net, c.normalise_obs, make, (g,)) for g in groups})
+        self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
+        self.mixer = self.make_mixer(generator)
+        self.reward_norm = Running() if c.normalise_reward else None
+        self.noisy_draws = {g: self._net(g).noise for g in groups}
+        self.noise = max(1 + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
+        self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
+        self._epsilon = schedules.make(c.epsilon_schedule, c.epsilon, c.epsilon_last, "--algo.epsilon-schedule")
+        self.register_buffer("epsilon", torch.tensor(c.epsilon))
+        self.to(device)
+        learnt = nn.ModuleDict({"agents": self.online, **({} if self.mixer is None else {"mixer": self.mixer})})
+        self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip)
+        self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
+
+    def _lengths(self) -> tuple[int, int]:
+        """Steps that are learnt from, and those that warm memory up before them."""
+        c = self.config
+        chunk = c.chunk or (16 if self.recurrent else 1)
+        if self.spec.turns:
+            if c.n_step > 1:
+                raise UserError("--algo.n-step counts steps of the world, and here agents wait for their turn: it takes 1.")
+            chunk = max(chunk, 2 * sum(g.n for g in self.spec.groups))  # until everybody's next turn is seen
+        return chunk, 0 if not self.recurrent else 4 if c.burn_in is None else c.burn_in
+
+    def _values(self, group: str, generator: torch.Generator) -> Values:
+        c, sight = self.config, self._sight(group)
+        return Values(sight.encoder(generator), self.spaces[group], sight.agents, self.net, generator, c.dueling, c.noisy)
+
+    def _sight(self, group: str) -> Sight:
+        return self.sights[group]  # type: ignore[return-value]
+
+    def _net(self, group: str, target: bool = False) -> Values:
+        nets: Any = self.target.module["agents"] if target else self.online
+        return nets[group]
+
+    @property
+    def nets(self) -> dict[str, nn.Module]:
+        return {"values": self.online, "target": self.target.module, **({} if self.mixer is None else {"mixer": self.mixer})}
+
+    # --- acting ---
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        parts = {g: self._net(g).net.memory for g in self.groups}
+        return {g: {} if m is None else m.zero(rows, device) for g, m in parts.items()}
+
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        actions, after = {}, {}
+        for g in self.groups:
+            view, space = frame[g], self.spaces[g]
+            u = None if noise is None else noise[g]
+            weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
+            obs = self._sight(g).obs(frame, view.acts.dim() - 1)
+            q, after[g] = self._net(g)(obs, memory[g], None, self._moves(view.acts), weights)
+            actions[g] = values.best(q, space, view.legal)
+            if u is not None:
+                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + noise_of(space)], self.epsilon, space, view.legal)
+        return actions, after, {g: {} for g in self.groups}
+
+    def _moves(self, acts: Tensor) -> Tensor | None:
+        return acts if self.recurrent and self.uneven else None
+
+    # --- learning ---
+
+    def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
+        """The values that learn, of all agents' [T, B, N]: here each agent's own; of mixers their team's, [T, B, 1]. `there`:
+        who counts; none: all."""
+        return q
+
+    def make_mixer(self, generator: torch.Generator) -> nn.Module | None:
+        """What a mixer learns beside its agents' values."""
+        return None
+
+    def draws(self, steps: int, rows: int) -> int:
+        return 3 * sum(self.noisy_draws.values())
+
+    def tune(self, now: Now) -> None:
+        self.optimiser.rate.fill_(self._rate(now))
+        self.epsilon.fill_(self._epsilon(Now(now.step, self.config.epsilon_steps, now.updates)))
+
+    def witness(self, batch: Batch) -> None:
+        for g in self.groups:
+            self._sight(g).update(batch.frame)
+        if self.reward_norm is not None:
+            there = self._cat(lambda g: batch.frame[g].alive) if self.uneven else None
+            self.reward_norm.update(self._cat(batch.paid.__getitem__), there)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        c, weight = self.config, batch.weight
+        later = _from(batch, self.burn_in)
+        looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
+        q_t, q_tp1, value_t = (None if xs[0] is None else torch.cat(xs, 2) for xs in zip(*looks, strict=True))
+        acts = self._cat(lambda g: later.frame[g].acts) if self.uneven else None
+        goes_on = self._goes_on(later) if self.uneven else None
+        q_t = self.joint(q_t, acts, later.frame, target=False)
+        with torch.no_grad():
+            q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
+            target, mask = self._targets(later, q_tp1, value_t)
+        q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
+        mask = None if mask is None else mask[: self.chunk]
+        loss = losses.value_error(q_t, target, c.huber)
+        loss = loss if weight is None else loss * weight[:, None]
+        count = q_t.numel() if mask is None else mask.sum()
+        norm = self.optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
+        self.target.follow()
+        error = (target - q_t).detach()
+        return {
+            "td_loss": losses.masked_mean(loss.detach(), mask),
+            "td_error": losses.masked_mean(error.abs(), mask),
+            "q": losses.masked_mean(q_t.detach(), mask),
+            "epsilon": self.epsilon.clone(),
+            "learning_rate": self.optimiser.rate.clone(),
+            "target_lag": self.target.lag(),
+            "grad_norm": norm,
+            "priority": values.td_priority(error, mask),
+        }
+
+    def _noise(self, batch: Batch) -> dict[str, tuple[Tensor | None, ...]]:
+        """For each group what the weights of net, net at the next moments, and target take."""
+        out: dict[str, tuple[Tensor | None, ...]] = {}
+        at = 0
+        for g, width in self.noisy_draws.items():
+            out[g] = batch.noise[at : at + 3 * width].unflatten(0, (3, width)).unbind() if width else (None,) * 3  # type: ignore[index]
+            at += 3 * width
+        return out
+
+    def _look(self, batch: Batch, later: Batch, g: str, noise: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[T, B, N] of what is `later` than the burn-in: what the actions taken are worth, and what the next moments are; and
+        the present ones, where agents wait for turns."""
+        space, net, target = self.spaces[g], self._net(g), self._net(g, target=True)
+        q_t, after = self._unroll(net, batch, g, noise[0])
+        with torch.no_grad():
+            view, value_t, after_target = later.next[g], None, {}
+            if self.recurrent or self.spec.turns:
+                present, after_target = self._unroll(target, batch, g, noise[2])
+                value_t = values.double_q(q_t if self.config.double else present, present, space, later.frame[g].legal)
+            if self.recurrent:
+                states = tree_map(torch.detach, (after, after_target))
+                after, after_target = where_rows(view.start, tree_map(torch.zeros_like, states), states)
+            obs, moves = self._sight(g).obs(later.next, 2), self._moves(view.acts | ~view.alive)
+            scorer, _ = target(obs, after_target, None, moves, noise[2])
+            chooser = net(obs, after, None, moves, noise[1])[0] if self.config.double else scorer
+            q_tp1 = values.double_q(chooser, scorer, space, view.legal)
+        return values.taken(q_t, later.actions[g], space), q_tp1, value_t
+
+    def _unroll(self, net: Values, batch: Batch, g: str, noise: Tensor | None) -> tuple[Tensor, Any]:
+        """Values after the burn-in, and the memory after each step."""
+        obs, view = self._sight(g).obs(batch.frame, 2), batch.frame[g]
+        if not self.recurrent:
+            return net(obs, noise=noise)
+        parts, state = (obs, view.start, self._moves(view.acts)), batch.memory[g]
+        if self.burn_in:
+            with torch.no_grad():
+                obs, *moment = tree_map(lambda x: x[: self.burn_in], parts)
+                state = tree_map(lambda x: x[-1], net(obs, state, *moment)[1])
+        obs, *moment = tree_map(lambda x: x[self.burn_in :], parts)
+        return net(obs, state, *moment, noise)
+
+    def _goes_on(self, batch: Batch) -> Tensor:
+        """[T, B, N] who has a next moment that may be worth something."""
+        alive, alive_tp1 = (self._cat(lambda g, f=f: f[g].alive) for f in (batch.frame, batch.next))
+        return (alive | alive_tp1) & ~self._cat(lambda g: batch.pays[g].terminated)
+
+    def _targets(self, batch: Batch, q_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What is learnt towards, and which of it counts; none: all."""
+        c, reward, terminated = self.config, self._reward(batch), self._cat(lambda g: batch.pays[g].terminated)
+        mask = self._cat(lambda g: batch.frame[g].acts) if self.uneven else None
+        cut = batch.over[..., None].expand_as(terminated)
+        cut = cut | ~self._cat(lambda g: batch.next[g].alive) if self.uneven else cut
+        if self.unit == "team":  # the team is one: it ends when nobody goes on
+            reward = losses.masked_mean(reward, mask, (2,))
+            terminated, cut = ~self._goes_on(batch).any(-1, keepdim=True), batch.over[..., None]
+            mask = None if mask is None else mask.any(-1, keepdim=True)
+        terminated = terminated if c.time_limit else terminated | cut
+        if not self.spec.turns:
+            return n_step(reward, q_tp1, terminated, cut, c.gamma, c.n_step), mask
+        assert mask is not None
+        assert value_t is not None
+        told = self._cat(lambda g: batch.next[g].acts | ~batch.next[g].alive)
+        unsettled = unsettled_turns(terminated, terminated | cut, mask, told)
+        return turn_values(reward, value_t, q_tp1, terminated, cut, c.gamma, mask), mask & ~unsettled
+
+    def _reward(self, batch: Batch) -> Tensor:
+        reward = self._cat(batch.paid.__getitem__) * self.config.reward_scale
+        if self.reward_norm is None:
+            return reward
+        square = self.reward_norm.var + self.reward_norm.mean.square()
+        return reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
+
+    def values(self, frame: Frame) -> Tensor:
+        """What a batch's moments are worth, [T, B, N], to nets without memory."""
+        parts = [
+            values.double_q(q, q, self.spaces[g], frame[g].legal)
+            for g in self.groups
+            for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
+        ]
+        return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)
+
+    def _cat(self, part: Any) -> Tensor:
+        """The groups' tensors [T, B, N] side by side."""
+        parts = [part(g) for g in self.groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _from(batch: Batch, step: int) -> Batch:
+    """What of a batch goes by steps, from this one on."""
+    whole = Batch(batch.frame, batch.next, batch.actions, batch.pays, batch.over, {}, {}, batch.paid)
+    return tree_map(lambda x: x[step:], whole) if step else whole

@@ -1,0 +1,55 @@
+"""QMIX (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): DDQN whose agents' values are mixed into the team's, by the state.
+
+    Q_team(s, a) = f_s(Q_1(o_1, a_1), ..., Q_N(o_N, a_N)),    df_s / dQ_i >= 0
+
+f_s is a net of one hidden layer whose weights other nets make of the state, never negative ones (`nets/mixer.py`): how much an
+agent matters depends on the moment, yet what is best for each is best for the team. One instance plays all groups of its
+team, unlike ones too. The dead count as zero; the team ends when nobody goes on.
+
+`mixer_width` is the width of the hidden layer, `hyper_width` that of the nets that make its weights. The state is the world's
+own or else all observations, normalised as they are. Agents of a team must be paid alike: `--reward team-mean` or
+`team-sum` makes it so. Other knobs, metrics and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos.ddqn import DDQN
+from shoal.algos.sight import Sight, scope_width
+from shoal.nets.mixer import Monotone
+from shoal.nets.norm import normaliser
+from shoal.spec import Batch, Frame, UserError
+
+
+class QMIX(DDQN):
+    names = {}
+    pay, turns, unit = "common", False, "team"
+
+    @dataclass(frozen=True)
+    class Config(DDQN.Config):
+        gamma: float = 0.95  # discount
+        mixer_width: int = 32  # units that agents' values are mixed in
+        hyper_width: int = 64  # units of the nets that make the mixer's weights; 0: one layer
+
+    def make_mixer(self, generator: torch.Generator) -> nn.Module:
+        c = self.config
+        net = replace(self.net, attention="none")
+        self.whole = Sight(self, "world", "state", net, c.normalise_obs, normaliser(c.normaliser), (self.groups[0],))
+        if self.whole.whole:
+            raise UserError("QMIX mixes by a state of numbers, and this world has pictures and no state of its own: take vdn.")
+        width = scope_width(self.spec, self.groups, "world")
+        return Monotone(width, self.n, c.mixer_width, c.hyper_width, self.net, generator)
+
+    def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
+        q = q if there is None else torch.where(there, q, 0)
+        mixer: Any = self.target.module["mixer"] if target else self.mixer
+        return mixer(q, self.whole.seen(frame))
+
+    def witness(self, batch: Batch) -> None:
+        super().witness(batch)
+        self.whole.update(batch.frame)

@@ -1,0 +1,362 @@
+"""A replay: the last steps of all rows, in a ring, and ways to draw from it.
+
+    replay = ReplayBuffer(moment, firsts, steps, rows, device)   `moment`, `firsts`: trees with a moment's shapes, [B, ...]
+    replay.put(moments, firsts)                                  trees of [T, B, ...]: what happened since
+    replay.windows(slot, row, length)                            trees of [length, K, ...] and, of `firsts`, [K, ...]
+
+What is one record, a moment of one row, lies end to end in memory, a vector for each dtype: drawing is one gather a dtype, and
+the leaves are views of it. Of `firsts` (an agent's memory, and whatever is constant over an episode) a window has what held
+before its first moment alone.
+
+Whoever draws keeps its place beside the ring: `Uniform`, `Prioritised` and `Episodes`. They give windows that do not run past
+the newest moment, and never one that was not written. Everything stays on the device: how much has been written is a tensor,
+shapes are static, and uniform numbers are passed in, so that drawing can be captured. Those are float64, for float32 times
+a large ring misses most odd slots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.spec import UserError, tree_leaves, tree_map
+
+
+class Drawn(NamedTuple):
+    """Where windows begin, and what else is known of them."""
+
+    slot: Tensor  # [K]
+    row: Tensor  # [K]
+    weight: Tensor | None = None  # [K] importance
+    filled: Tensor | None = None  # [length, K] what belongs to it; none: all
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Where one leaf of the tree lies in the records."""
+
+    dtype: torch.dtype
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+class Records:
+    """[steps, rows] of one tree, packed: a tensor [steps, rows, width] for each dtype."""
+
+    def __init__(self, moment: Any, steps: int, rows: int, device: torch.device):
+        self.tree, self.steps, self.rows = moment, steps, rows
+        self.leaves: list[Leaf] = []
+        self.widths: dict[torch.dtype, int] = {}
+        for x in tree_leaves(moment):
+            leaf = Leaf(x.dtype, self.widths.get(x.dtype, 0), tuple(x.shape[1:]))
+            self.leaves.append(leaf)
+            self.widths[x.dtype] = leaf.start + leaf.width
+        self.device, self.store = device, {}
+
+    @property
+    def bytes(self) -> int:
+        return self.steps * self.rows * sum(w * dtype.itemsize for dtype, w in self.widths.items())
+
+    def allocate(self) -> None:
+        self.store = {d: torch.zeros(self.steps, self.rows, w, dtype=d, device=self.device) for d, w in self.widths.items()}
+
+    def packed(self, tree: Any, lead: int) -> dict[torch.dtype, Tensor]:
+        """A tree of leaves with `lead` dimensions before a record's, end to end."""
+        leaves = tree_leaves(tree)
+        if len(leaves) != len(self.leaves):
+            raise UserError(f"a replay of {len(self.leaves)} tensors a moment was given {len(leaves)}.")
+        parts: dict[torch.dtype, list[Tensor]] = {d: [] for d in self.widths}
+        for k, (x, leaf) in enumerate(zip(leaves, self.leaves, strict=True)):
+            if x.dtype != leaf.dtype or tuple(x.shape[lead:]) != leaf.shape or x.shape[lead - 1] != self.rows:
+                raise UserError(
+                    f"tensor {k} of a moment is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows in this replay; "
+                    f"one of {list(x.shape)} and {x.dtype} does not fit."
+                )
+            parts[leaf.dtype].append(x.reshape(*x.shape[:lead], leaf.width))
+        return {d: xs[0] if len(xs) == 1 else torch.cat(xs, -1) for d, xs in parts.items()}
+
+    def put(self, tree: Any, slots: Tensor) -> None:
+        for d, x in self.packed(tree, 2).items():
+            self.store[d].index_copy_(0, slots, x)
+
+    def take(self, places: Tensor) -> Any:
+        """The records at these places (slot times rows, plus row), of any shape: a tree of [*places.shape, ...]."""
+        flat = {d: x.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape) for d, x in self.store.items()}
+        return self.unpacked(flat)
+
+    def unpacked(self, flat: dict[torch.dtype, Tensor]) -> Any:
+        leaves = iter(self.leaves)
+
+        def view(_: Tensor) -> Tensor:
+            leaf = next(leaves)
+            part = flat[leaf.dtype][..., leaf.start : leaf.start + leaf.width]
+            return part.reshape(*part.shape[:-1], *leaf.shape)
+
+        return tree_map(view, self.tree)
+
+
+class ReplayBuffer:
+    def __init__(self, moment: Any, firsts: Any, steps: int, rows: int, device: str | torch.device = "cpu"):
+        """Nothing is allocated yet: `bytes` says what it will take, `allocate` refuses what there is not."""
+        self.steps, self.rows, self.device = steps, rows, torch.device(device)
+        shapes = [tree_map(lambda x: torch.empty(1, *x.shape[1:], dtype=x.dtype), tree) for tree in (moment, firsts)]
+        self.moments, self.firsts = (Records(tree, steps, rows, self.device) for tree in shapes)
+        self.count = torch.zeros((), dtype=torch.long, device=self.device)  # steps ever written
+
+    @property
+    def bytes(self) -> int:
+        return self.moments.bytes + self.firsts.bytes
+
+    def allocate(self, free: Callable[[torch.device], int | None] | None = None) -> None:
+        """Refuses, in a sentence, what does not fit into the memory that is free."""
+        room = (free or free_bytes)(self.device)
+        if room is not None and self.bytes > room:
+            most = int(self.steps * self.rows * room / self.bytes)
+            raise UserError(
+                f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} are "
+                f"free: give a smaller --algo.capacity, of {most:,} at most."
+            )
+        self.moments.allocate()
+        self.firsts.allocate()
+
+    def put(self, moments: Any, firsts: Any) -> None:
+        """Trees of [T, B, ...], the oldest first; beyond the ring's end it goes on at the beginning."""
+        steps = tree_leaves(moments)[0].shape[0]
+        if steps > self.steps:
+            raise UserError(f"a replay of {self.steps} steps a row was given {steps} at once: give it a larger --algo.capacity.")
+        slots = self.slots(self.count + torch.arange(steps, device=self.device))
+        self.moments.put(moments, slots)
+        self.firsts.put(firsts, slots)
+        self.count += steps
+
+    def slots(self, steps: Tensor) -> Tensor:
+        """Where steps, counted from the first ever, lie in the ring."""
+        return steps.remainder(self.steps)
+
+    @property
+    def oldest(self) -> Tensor:
+        return (self.count - self.steps).clamp(min=0)
+
+    def windows(self, slot: Tensor, row: Tensor, length: int) -> tuple[Any, Any]:
+        """So many steps on from each slot: trees of [length, K, ...], and of `firsts` [K, ...]."""
+        steps = slot + torch.arange(length, device=self.device)[:, None]  # [L, K]
+        return self.moments.take(self.slots(steps) * self.rows + row), self.firsts.take(slot * self.rows + row)
+
+    def __getitem__(self, at: tuple[slice, slice]) -> Any:
+        """replay[times, rows]: moments by age, the oldest is 0. For looking into it: it waits for the device."""
+        n = int(self.count.clamp(max=self.steps))
+        times = self.slots(self.oldest + torch.arange(n, device=self.device)[at[0]])
+        rows = torch.arange(self.rows, device=self.device)[at[1]]
+        return self.moments.take(times[:, None] * self.rows + rows)
+
+    # --- for exact resume: what was written from one step to another ---
+
+    def read(self, begin: int, end: int) -> dict[str, Any]:
+        """The records of steps [begin, end) as plain tensors on the CPU."""
+        slots = self.slots(torch.arange(begin, end, device=self.device))
+        parts = {"moments": self.moments, "firsts": self.firsts}
+        return {k: {str(d): x[slots].cpu() for d, x in r.store.items()} for k, r in parts.items()}
+
+    def write(self, begin: int, end: int, told: dict[str, Any]) -> None:
+        slots = self.slots(torch.arange(begin, end, device=self.device))
+        for k, records in {"moments": self.moments, "firsts": self.firsts}.items():
+            for d, x in records.store.items():
+                given = told[k].get(str(d))
+                if given is None or given.shape != (end - begin, *x.shape[1:]):
+                    raise UserError("the replay that was saved with this run has other shapes than this run's.")
+                x.index_copy_(0, slots, given.to(self.device))
+
+
+# --- ways to draw ---
+
+
+class Uniform:
+    """Every window of so many steps as likely as any other."""
+
+    def __init__(self, replay: ReplayBuffer, length: int):
+        self.replay, self.length = replay, length
+
+    def wrote(self, steps: int) -> None:
+        """So many steps were put into the ring just now."""
+
+    def draws(self, count: int) -> int:
+        """Uniform numbers that it takes to draw `count` windows."""
+        return count
+
+    def draw(self, noise: Tensor, count: int) -> Drawn:
+        """noise [draws(count)] -> `count` windows."""
+        r = self.replay
+        n = (r.count.clamp(max=r.steps) - self.length + 1) * r.rows
+        place = (noise * n).long()
+        return Drawn(r.slots(r.oldest + place // r.rows), place % r.rows)
+
+    def learnt(self, drawn: Drawn, priority: Tensor | None) -> None:
+        """What an update said of the windows that it was given."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        return None
+
+
+class Prioritised(Uniform):
+    """Windows in proportion to priority ** alpha (Schaul et al., 2016, https://arxiv.org/abs/1511.05952), one from each of K
+    equal shares of the whole, with weights (n P) ** -beta over the largest of the batch. What is new has the highest priority
+    seen so far.
+
+    Sums are kept by blocks, and recomputed wherever a priority changes: nothing drifts, and a draw looks at the blocks and
+    into one of them.
+    """
+
+    def __init__(self, replay: ReplayBuffer, length: int, alpha: float, floor: float = 1e-6):
+        super().__init__(replay, length)
+        self.alpha, self.floor = alpha, floor
+        n = replay.steps * replay.rows
+        self.block = 1 << max(4, (n.bit_length() + 1) // 2)
+        device = replay.device
+        self.mass = torch.zeros(-(-n // self.block), self.block, device=device)  # priority ** alpha, [blocks, block]
+        self.sums = torch.zeros(len(self.mass), dtype=torch.float64, device=device)
+        self.top = torch.ones((), device=device)
+        self.beta = torch.ones((), device=device)  # its owner sets it
+
+    def wrote(self, steps: int) -> None:
+        """A window is known when its last step is: those that just became whole are new, and what was overwritten is gone."""
+        r, device = self.replay, self.replay.device
+        rows, tail = torch.arange(r.rows, device=device), self.length - 1
+        began = r.count - steps - tail + torch.arange(steps + tail, device=device)  # the windows that changed, by first step
+        whole = (began >= 0) & (began + tail < r.count) & (began >= r.oldest)
+        places = (r.slots(began)[:, None] * r.rows + rows).flatten()
+        mass = (self.top**self.alpha).where(whole, 0)[:, None].expand(-1, r.rows).flatten()
+        self._set(places, mass)
+
+    def draw(self, noise: Tensor, count: int) -> Drawn:
+        r = self.replay
+        ends = self.sums.cumsum(0)
+        total = ends[-1]
+        aim = (torch.arange(count, device=noise.device) + noise) / count * total
+        aim = torch.minimum(aim, total * (1 - 1e-12))  # never past the end by rounding
+        block = torch.searchsorted(ends, aim, right=True).clamp(max=len(ends) - 1)
+        inside = self.mass[block].double().cumsum(-1)  # [K, block]
+        rest = torch.minimum(aim - (ends[block] - self.sums[block]), inside[:, -1] * (1 - 1e-12)).clamp(min=0)
+        within = torch.searchsorted(inside, rest[:, None], right=True)[:, 0].clamp(max=self.block - 1)
+        place = block * self.block + within
+        chance = self.mass[block, within].double() / total
+        known = (r.count.clamp(max=r.steps) - self.length + 1) * r.rows
+        weight = (known * chance).pow(-self.beta.double())
+        return Drawn(place // r.rows, place % r.rows, (weight / weight.amax()).float())
+
+    def learnt(self, drawn: Drawn, priority: Tensor | None) -> None:
+        assert priority is not None, "who draws by priority says what was learnt"
+        priority = priority.detach() + self.floor
+        self._set(drawn.slot * self.replay.rows + drawn.row, priority**self.alpha)
+        self.top.copy_(torch.maximum(self.top, priority.amax()))
+
+    def _set(self, places: Tensor, mass: Tensor) -> None:
+        self.mass.view(-1).index_copy_(0, places, mass)
+        if len(places) < len(self.mass):
+            blocks = places // self.block
+            self.sums.index_copy_(0, blocks, self.mass[blocks].sum(-1, dtype=torch.float64))
+        else:
+            self.sums.copy_(self.mass.sum(-1, dtype=torch.float64))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mass": self.mass.clone(), "sums": self.sums.clone(), "top": self.top.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for k in ("mass", "sums", "top"):
+            getattr(self, k).copy_(state[k])
+
+
+class Episodes(Uniform):
+    """Whole episodes, each as likely as any other: windows as long as the longest can be, from an episode's first step on, and
+    `filled` [length, K], which is false beyond its last. `over(moments)` says which leaf [..., B] ends an episode.
+
+    Without replacement no episode comes twice in a batch; where there are fewer than asked for, the rest is not filled.
+    """
+
+    def __init__(self, replay: ReplayBuffer, length: int, over: Callable[[Any], Tensor], replace: bool = False):
+        super().__init__(replay, length)
+        self.over, self.replace = over, replace
+        shape, device = (replay.steps, replay.rows), replay.device
+        self.lasted = torch.zeros(shape, dtype=torch.long, device=device)  # [C, B] of the episode that ends there; else 0
+        self.clock = torch.zeros(replay.rows, dtype=torch.long, device=device)  # steps of the one under way
+
+    def wrote(self, steps: int) -> None:
+        r = self.replay
+        slots = r.slots(r.count - steps + torch.arange(steps, device=r.device))
+        over = self.over(r.moments.take(slots[:, None] * r.rows + torch.arange(r.rows, device=r.device)))  # [T, B]
+        at = torch.arange(1, steps + 1, device=r.device)[:, None]
+        begun = torch.where(over, at, -self.clock).cummax(0).values  # where what follows began, at this rollout's count
+        before = torch.cat((-self.clock[None], begun[:-1]))
+        self.lasted.index_copy_(0, slots, (at - before) * over)
+        self.clock.copy_(steps - begun[-1])
+
+    def draws(self, count: int) -> int:
+        return count if self.replace else self.lasted.numel()
+
+    def candidates(self) -> Tensor:
+        """[C, B] the slots at which an episode ends that is in the ring from its first step on."""
+        r = self.replay
+        slots = torch.arange(r.steps, device=r.device)
+        step = r.count - 1 - (r.count - 1 - slots).remainder(r.steps)  # the last one that was written there
+        return (self.lasted > 0) & ((step - self.lasted.T + 1).T >= r.oldest[None, None]) & (step >= 0)[:, None]
+
+    def draw(self, noise: Tensor, count: int) -> Drawn:
+        r, there = self.replay, self.candidates().flatten()
+        if self.replace:
+            ends = there.long().cumsum(0)
+            place = torch.searchsorted(ends, (noise * ends[-1]).long() + 1).clamp(max=len(ends) - 1)
+        else:
+            place = torch.where(there, noise, -1.0).topk(count).indices
+        length = self.lasted.flatten()[place] * there[place]
+        filled = torch.arange(self.length, device=r.device)[:, None] < length
+        return Drawn(r.slots(place // r.rows - length + 1), place % r.rows, filled=filled)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"lasted": self.lasted.clone(), "clock": self.clock.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.lasted.copy_(state["lasted"])
+        self.clock.copy_(state["clock"])
+
+
+# --- memory ---
+
+
+def size(n: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n < 1000 or unit == "GB":
+            return f"{n:.3g} {unit}" if unit != "bytes" else f"{n:.0f} bytes"
+        n /= 1000
+    raise AssertionError
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be had; none where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    known = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        known.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+            known.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:  # a container's own limit
+        most, used, parts = (Path("/sys/fs/cgroup", f"memory.{k}").read_text() for k in ("max", "current", "stat"))
+        cached = dict(line.split() for line in parts.splitlines())["inactive_file"]  # is given up when asked for
+        known.append(int(most) - int(used) + int(cached))
+    except (OSError, KeyError, ValueError):
+        pass
+    return min(known) if known else None

@@ -1,0 +1,140 @@
+"""Lessons: what those who learn from a replay are given, and when.
+
+The loop keeps one replay of the whole world. For every learner there is a `Lesson`: it knows from host counts how many updates
+are due, draws a batch, teaches, and writes priorities back. A lesson is all on the device, and can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.algos.base import Algorithm, Replay
+from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform, size
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, EnvSpec, Frame, Pay, UserError, tree_map
+from shoal.training import checkpoint
+
+Teach = Callable[[Algorithm, Batch], Tensor | None]  # an update, and the priorities that it left
+
+
+class Lesson:
+    def __init__(self, algorithm: Algorithm, replay: ReplayBuffer, teach: Teach, uniform: Callable[[int], Tensor]):
+        assert isinstance(algorithm.feed, Replay)
+        self.algorithm, self.feed, self.replay, self.teach, self.uniform = algorithm, algorithm.feed, replay, teach, uniform
+        f = self.feed
+        self.start = max(f.start, f.length * replay.rows)
+        self.sampler: Uniform
+        if f.whole:
+            self.sampler = Episodes(replay, f.length, over_of)
+        else:
+            self.sampler = Uniform(replay, f.length) if f.alpha is None else Prioritised(replay, f.length, f.alpha)
+
+    def owed(self, step: int) -> int:
+        """Updates that so many environment steps are worth."""
+        return max(0, int((step - self.start) // self.feed.every))
+
+    def tune(self, now: Now) -> None:
+        if isinstance(self.sampler, Prioritised):
+            self.sampler.beta.fill_(self.feed.beta + (1 - self.feed.beta) * now.progress)
+
+    def __call__(self) -> None:
+        """One update."""
+        drawn = self.sampler.draw(self.uniform(self.sampler.draws(self.feed.batch)), self.feed.batch)
+        batch = batch_of(*self.replay.windows(drawn.slot, drawn.row, self.feed.length))
+        batch.weight, batch.filled = drawn.weight, drawn.filled
+        self.sampler.learnt(drawn, self.teach(self.algorithm, batch))
+
+
+def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout: int, rows: int, memory: Any) -> ReplayBuffer:
+    """One for all who learn from the past, not yet allocated. `frame` and `memory` are what there is now."""
+    feeds = [a.feed for a in learners if isinstance(a.feed, Replay)]
+    if len(wanted := {f.capacity for f in feeds}) > 1:
+        given = " and ".join(f"{x:,}" for x in sorted(wanted))
+        raise UserError(f"the groups want replays of {given} steps: give them one --algo.capacity.")
+    capacity, longest = feeds[0].capacity, max(max(f.length for f in feeds), rollout)
+    if capacity < longest * rows:
+        raise UserError(
+            f"--algo.capacity is {capacity:,}: with {rows} rows and {longest} steps at a time it must be {longest * rows:,} at "
+            "least."
+        )
+    device = frame[spec.groups[0].name].acts.device
+
+    def blank(g: str, dtype: torch.dtype, shape: tuple[int, ...] = ()) -> Tensor:
+        return torch.zeros(1, spec[g].n, *shape, dtype=dtype, device=device)
+
+    names = [g.name for g in spec.groups]
+    actions = {g: blank(g, torch.float if spec[g].action.kind == "continuous" else torch.long, spec[g].action.shape) for g in names}
+    paid, ended = ({g: blank(g, d) for g in names} for d in (torch.float, torch.bool))
+    moment = (frame, frame, actions, paid, ended, torch.zeros(1, dtype=torch.bool, device=device))
+    return ReplayBuffer(moment, remembered(learners, memory), capacity // rows, rows, device)
+
+
+def remembered(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
+    """The memory of those who learn from a replay."""
+    return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in a.groups}
+
+
+def moments_of(batch: Batch) -> tuple[Any, ...]:
+    """What is kept of a rollout: rewards as they were paid at the time."""
+    paid = {g: x.float() for g, x in batch.paid.items()}
+    return batch.frame, batch.next, batch.actions, paid, {g: p.terminated for g, p in batch.pays.items()}, batch.over
+
+
+def over_of(moments: tuple[Any, ...]) -> Tensor:
+    return moments[-1]
+
+
+def batch_of(moments: tuple[Any, ...], memory: dict[str, Any]) -> Batch:
+    frame, next_frame, actions, paid, ended, over = moments
+    pays = {g: Pay(paid[g], ended[g]) for g in paid}
+    return Batch(frame, next_frame, actions, pays, over, {g: {} for g in paid}, memory, dict(paid))
+
+
+def cost(replay: ReplayBuffer) -> str:
+    """A sentence, before anything is allocated."""
+    return f"The replay holds {replay.steps * replay.rows:,} steps in {size(replay.bytes)} on {replay.device}."
+
+
+class Segments:
+    """A replay's contents beside the last checkpoint, as files that are written once and never changed:
+
+        checkpoints/replay/<first step>-<last step>.pt     steps of each row, counted from the first ever
+
+    A save adds what is new since the last one. A checkpoint names the files that it needs; others, left by a save that was
+    killed or fallen out of the ring, are removed after the next.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.spans = folder, list[list[int]]()
+
+    def save(self, replay: ReplayBuffer, count: int) -> list[list[int]]:
+        oldest = max(0, count - replay.steps)
+        began = max(self.spans[-1][1] if self.spans else 0, oldest)
+        if began < count:
+            checkpoint.write(self._file(began, count), replay.read(began, count))
+            self.spans.append([began, count])
+        self.spans = [s for s in self.spans if s[1] > oldest]
+        return [list(s) for s in self.spans]
+
+    def prune(self) -> None:
+        keep = {self._file(*s).name for s in self.spans}
+        for path in self.folder.glob("*-*.pt*"):
+            if path.name not in keep:
+                path.unlink()
+
+    def load(self, replay: ReplayBuffer, spans: list[list[int]], count: int) -> None:
+        oldest = max(0, count - replay.steps)
+        for begin, end in spans:
+            told = checkpoint.read(self._file(begin, end), marked=False)
+            skip = max(oldest - begin, 0)  # what has been overwritten since
+            replay.write(begin + skip, end, tree_map(lambda x, k=skip: x[k:], told))
+        replay.count.fill_(count)
+        self.spans = [list(s) for s in spans]
+
+    def _file(self, begin: int, end: int) -> Path:
+        return self.folder / f"{begin:012d}-{end:012d}.pt"
