@@ -56,10 +56,19 @@ def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None,
         "lr_schedule": "linear",
         "gamma": GAMMA,
         "entropy": 0.005,
+        **{"every": 32, "batch": 128, "capacity": 20_000, "learning_starts": 1_000, "epsilon_steps": 30_000},
+        "target_every": 50,
     }
+    if algo == "coma":  # many steps of the critic a rollout, and a target that is never far behind
+        wanted |= {"critic_slices": 16, "target_every": 16}
+        del wanted["every"], wanted["batch"]
+    elif "every" in known:
+        wanted["lr"] = 3e-3
     asked = {**{k: v for k, v in wanted.items() if k in known}, **(more or {})}
     sections = {"algo": asked, "net": {"hidden": (32,), "memory_width": 32, **(net or {})}, "env": config}
     run = {"envs": 32, "steps": iterations * 16 * 32, "quiet": True}
+    if catalog("algos")[algo].load().pay == "common" and not make(env, 1, **config).spec.common:
+        run["reward"] = "team-mean"
     loop = Loop(resolve(Settings(algo, env, run, sections)))
     for k in range(1, iterations + 1):
         loop.iterate()

@@ -194,6 +194,17 @@ class Encoder(nn.Module):
         return torch.cat([*parts, *(m(x[k]) for k, m in self.images.items())], -1)
 
 
+class Beside(nn.Module):
+    """What an encoder makes of the first of two, and so many more numbers beside it: [..., N, width + more]."""
+
+    def __init__(self, encoder: Encoder, more: int):
+        super().__init__()
+        self.encoder, self.width = encoder, encoder.width + more
+
+    def forward(self, x: tuple[Any, Tensor]) -> Tensor:
+        return torch.cat((self.encoder(x[0]), x[1]), -1)
+
+
 class Joined(nn.Module):
     """Several groups' observations, each encoded, end to end: [..., S]. `x` is {group: (prepared, alive or none)}."""
 

@@ -20,7 +20,10 @@ class Monotone(nn.Module):
 
         def maker(out: int, hidden: int) -> MLP:
             plain = NetConfig(hidden=(hidden,) if hidden else (), activation="relu", init=net.init, precision=net.precision)
-            return MLP(state, out, 1, plain, generator)
+            made = MLP(state, out, 1, plain, generator)
+            for b, w in zip(made.biases, made.weights, strict=True):  # a state that is all zeros must not make a mixer of zeros
+                nn.init.uniform_(b, -(w.shape[1] ** -0.5), w.shape[1] ** -0.5, generator=generator)
+            return made
 
         self.inner, self.outer = maker(agents * width, hyper), maker(width, hyper)  # weights in and out
         self.shift = affine(state, width, 1, net, generator)

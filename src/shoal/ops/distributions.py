@@ -79,6 +79,10 @@ class Choice:
     def mode(self) -> Tensor:
         return self._join([x.argmax(-1) for x in self.logits])
 
+    def probabilities(self) -> Tensor:
+        """Of every choice, those of all dimensions end to end: [..., A]."""
+        return torch.cat([x.softmax(-1) for x in self.logits], -1)
+
     def log_prob(self, action: Tensor) -> Tensor:
         each = action[..., None] if self.single else action
         logs = [x.log_softmax(-1).gather(-1, each[..., d, None])[..., 0] for d, x in enumerate(self.logits)]

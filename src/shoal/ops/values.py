@@ -54,6 +54,12 @@ def expected(q: Tensor, probability: Tensor, space: Choices) -> Tensor:
     return (q * probability).sum(-1) / len(space.sizes)
 
 
+def counterfactual(q: Tensor, probability: Tensor, played: Tensor, space: Choices) -> Tensor:
+    """What an agent's action added (Foerster et al., 2018): its value less that of its policy, the others' actions being as they
+    were. q, probability and `played`, one-hot, are [..., A]."""
+    return expected(q, played, space) - expected(q, probability, space)
+
+
 def td_priority(error: Tensor, mask: Tensor | None, share: float = 0.9) -> Tensor:
     """How much is to be learnt from each sequence, [T, B, N] -> [B]: `share` of the largest error (mean over agents) and the
     rest of the mean over time (Kapturowski et al., 2019). Of a single step: its error."""
