@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.nets.heads import Actor, Critic, Net
+from shoal.nets.heads import Actor, Critic, Net, Noisy, Values
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.distributions import Choice, Normal, TanhNormal
 from shoal.spec import Box, Discrete, MultiDiscrete, Space, UserError
@@ -28,7 +28,7 @@ def config(share: str) -> NetConfig:
     return NetConfig((8,), share=share)
 
 
-def body(head: Actor | Critic) -> MLP:
+def body(head: Actor | Critic | Values) -> MLP:
     assert isinstance(head.net.body, MLP)
     return head.net.body
 
@@ -319,3 +319,142 @@ def test_modules_that_will_not_do(given: str, mine: str) -> None:
     with pytest.raises(UserError) as told:
         Net(4, 2, 3, NetConfig(module=given.replace("FILE", mine)), draw())
     assert str(told.value) == WRONG[given].replace("FILE", mine)
+
+
+# --- values of choices ---
+
+CHOICES = [(Discrete(5), (5,)), (MultiDiscrete((3, 2)), (3, 2))]
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (6, 5)])
+@pytest.mark.parametrize("share", [*SHARES, "agent_0=a,agent_1=b,agent_2=a"])
+@pytest.mark.parametrize(("dueling", "noisy"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("space", "sizes"), CHOICES)
+def test_values_shapes(space: Any, sizes: Any, dueling: bool, noisy: bool, share: str, lead: tuple[int, ...]) -> None:
+    net = Values(4, space, NAMES, config(share), draw(), dueling, noisy)
+    q, after = net(torch.randn(*lead, 3, 4, generator=draw(1)))
+    assert q.shape == (*lead, 3, 5)
+    assert after == {}
+    assert net.noise == (8 + 5 + dueling * len(sizes) if noisy else 0)  # of the layer's inputs and outputs
+
+
+def test_values_are_the_net_they_stand_for() -> None:
+    net = Values(4, Discrete(5), NAMES, config("id"), draw())
+    first, last = body(net).weights
+    x = torch.randn(6, 3, 4, generator=draw(1))
+    torch.testing.assert_close(net(x)[0], torch.tanh(x @ first.T + body(net).ids) @ last.T)
+    assert last.norm(dim=1).tolist() == pytest.approx([1.0] * 5)  # the critic's gain
+
+
+@pytest.mark.parametrize(("space", "sizes"), CHOICES)
+def test_dueling_values_are_a_value_and_advantages(space: Any, sizes: tuple[int, ...]) -> None:
+    net = Values(4, space, NAMES, config("plain"), draw(), dueling=True)
+    first, last = body(net).weights
+    assert last.shape == (5 + len(sizes), 8)
+    x = torch.randn(6, 3, 4, generator=draw(1))
+    out = torch.tanh(x @ first.T) @ last.T
+    q = net(x)[0]
+    at = 0
+    for d, n in enumerate(sizes):
+        part, a, v = q[..., at : at + n], out[..., at : at + n], out[..., 5 + d]
+        torch.testing.assert_close(part.mean(-1), v)  # the mean of a dimension's values is its value
+        torch.testing.assert_close(part - part[..., :1], a - a[..., :1])
+        at += n
+
+
+def test_values_with_memory() -> None:
+    net = Values(4, Discrete(5), NAMES, NetConfig((8,), memory="gru", memory_width=7), draw(), noisy=True)
+    assert net.net.memory is not None
+    assert net.noise == 8 + 5
+    x, start = torch.randn(9, 2, 3, 4, generator=draw(1)), torch.zeros(9, 2, 3, dtype=torch.bool)
+    state = net.net.memory.zero(2, torch.device("cpu"))
+    q, after = net(x, state, start)
+    assert q.shape == (9, 2, 3, 5)
+    each, at = [], state
+    for t in range(9):  # a step at a time
+        one, at = net(x[t], at)
+        each.append(one)
+    torch.testing.assert_close(torch.stack(each), q)
+    torch.testing.assert_close(at["hidden"], after["hidden"][-1])
+
+
+# --- noise in the weights ---
+
+# ndtr of 4, 1, 1/4, -1/4, -1: noise of which f(e) = sign(e) sqrt|e| makes 2, 1, 1/2, -1/2, -1
+UNIFORM = {2.0: 0.9999683, 1.0: 0.8413447, 0.5: 0.5987063, 0.0: 0.5, -0.5: 0.4012937, -1.0: 0.1586553}
+
+
+def noise_for(*f: float) -> torch.Tensor:
+    return torch.tensor([UNIFORM[x] for x in f])
+
+
+def noisy(share: str = "plain", width_in: int = 2, width_out: int = 2) -> Noisy:
+    return Noisy(width_in, width_out, NAMES, config(share), draw())
+
+
+def test_a_noisy_layer_by_hand() -> None:
+    """w = [[1 2] [3 4]], b = 10 20, sigma = [[1 0.5] [2 4]], sigma_b = 3 1, x = 1 2; f in 1 -0.5, f out 0.5 -1."""
+    layer = noisy()
+    with torch.no_grad():
+        layer.mean.weights[0].copy_(torch.tensor([[1.0, 2], [3, 4]]))
+        layer.mean.biases[0].copy_(torch.tensor([10.0, 20]))
+        layer.spread.weights[0].copy_(torch.tensor([[1.0, 0.5], [2, 4]]))
+        layer.spread.biases[0].copy_(torch.tensor([3.0, 1]))
+    x = torch.tensor([1.0, 2]).expand(1, 3, 2)
+    mean = [15.0, 31.0]  # 1 + 4 + 10, 3 + 8 + 20
+    assert layer(x, None)[0, 0].tolist() == mean
+    assert layer(x, noise_for(0.0, 0.0, 0.0, 0.0))[0, 0].tolist() == mean
+    # weights: 1 + 1 * 0.5 * 1 = 1.5, 2 + 0.5 * 0.5 * -0.5 = 1.875, 3 + 2 * -1 * 1 = 1, 4 + 4 * -1 * -0.5 = 6
+    # biases: 10 + 3 * 0.5 = 11.5, 20 + 1 * -1 = 19:   1.5 + 3.75 + 11.5 = 16.75, 1 + 12 + 19 = 32
+    assert layer(x, noise_for(1.0, -0.5, 0.5, -1.0))[0, 2].tolist() == pytest.approx([16.75, 32.0], abs=1e-4)
+    # the root, not the number: e = 4 makes 2; with f in 2 0 and f out 1 0: 2 + 0.5 * 0, 1 + 1 * 2 + 4 + 10 + 3
+    assert layer(x, noise_for(2.0, 0.0, 1.0, 0.0))[0, 0].tolist() == pytest.approx([20.0, 31.0], abs=2e-3)
+
+
+@pytest.mark.parametrize("share", [*SHARES, "agent_0=a,agent_1=b,agent_2=a"])
+def test_a_noisy_layer_has_the_weights_that_it_says(share: str) -> None:
+    """Explicit weights w + sigma * f(e_out) f(e_in)^T, of every row and agent its own."""
+    layer = noisy(share, 6, 4)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(generator=draw(3))
+    x, noise = torch.randn(5, 3, 6, generator=draw(1)), torch.rand(5, 3, 10, generator=draw(2))
+    out = layer(x, noise)
+    normal = torch.distributions.Normal(0, 1).icdf(noise.double())
+    f = (normal.sign() * normal.abs() ** 0.5).float()
+    owners = config(share).owners(NAMES)
+
+    def of(part: MLP, i: int) -> tuple[torch.Tensor, torch.Tensor]:  # [out, in], [out]
+        w, b = part.weights[0], part.biases[0]
+        return (w, b) if w.dim() == 2 else (w[owners[i]].T, b[owners[i], 0])
+
+    for row in range(5):
+        for i in range(3):
+            (w, b), (sw, sb) = of(layer.mean, i), of(layer.spread, i)
+            e_in, e_out = f[row, i, :6], f[row, i, 6:]
+            expected = (w + sw * torch.outer(e_out, e_in)) @ x[row, i] + b + sb * e_out
+            torch.testing.assert_close(out[row, i], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_noise_begins_at_half_over_the_root_of_the_inputs_and_learns() -> None:
+    layer = noisy("plain", 16, 3)
+    assert torch.equal(layer.spread.weights[0], torch.full((3, 16), 0.125))
+    assert torch.equal(layer.spread.biases[0], torch.full((3,), 0.125))
+    layer(torch.randn(5, 3, 16, generator=draw(1)), torch.rand(5, 3, 19, generator=draw(2))).sum().backward()
+    assert layer.spread.weights[0].grad is not None
+    assert layer.spread.weights[0].grad.abs().sum() > 0
+
+
+def test_noisy_values_differ_with_the_noise_and_are_the_mean_without() -> None:
+    net = Values(4, Discrete(5), NAMES, config("plain"), draw(), noisy=True)
+    x = torch.randn(1, 1, 4, generator=draw(1)).expand(7, 3, 4)  # all see the same
+    mean, one = net(x)[0], net(x, noise=torch.rand(7, 3, net.noise, generator=draw(2)))[0]
+    other, alike = net(x, noise=torch.rand(7, 3, net.noise, generator=draw(3)))[0], net(x, noise=torch.rand(net.noise))[0]
+    assert torch.equal(mean, net(x, noise=torch.full((net.noise,), 0.5))[0])
+    assert (one != mean).all()
+    assert (one != other).all()
+    assert one.flatten(0, 1).std(0).min() > 0  # every row and agent has noise of its own
+    assert alike.flatten(0, 1).std(0).max() < 1e-6  # or all the same
+    first, last = body(net).weights[0], net.out.mean.weights[0]  # type: ignore[union-attr]
+    torch.testing.assert_close(mean, torch.tanh(x @ first.T) @ last.T)
+    assert net(x, noise=torch.tensor([0.0, 1.0] * 6 + [0.0]))[0].isfinite().all()

@@ -1,11 +1,12 @@
-"""Noise that remembers: uniform still, alike in neighbours, fresh where an episode starts."""
+"""Noise that remembers: uniform still, alike in neighbours, fresh where an episode starts. Tosses between the best and any."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from shoal.ops.explore import correlated
+from shoal.ops.explore import correlated, epsilon_greedy, floored
+from shoal.spec import Discrete, MultiDiscrete
 
 
 def walk(keep: float, steps: int = 400, many: int = 1000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,3 +53,85 @@ def test_the_edges_stay_finite() -> None:
     assert z.isfinite().all()
     assert 0 < float(u.min()) < 1e-6
     assert 1 - 1e-6 < float(u.max()) <= 1
+
+
+# --- epsilon-greedy ---
+
+
+def tossed(
+    epsilon: float, space: Discrete | MultiDiscrete, greedy: list[int] | int, legal: list[bool] | None = None
+) -> torch.Tensor:
+    """[5000, 2, ...] of two agents' actions."""
+    noise = torch.rand(5000, 2, 1 + sum(space.sizes), generator=torch.Generator().manual_seed(0))
+    mask = None if legal is None else torch.tensor(legal).expand(5000, 2, -1)
+    return epsilon_greedy(torch.tensor(greedy).expand(5000, 2, *space.shape), noise, torch.tensor(epsilon), space, mask)
+
+
+def test_epsilon_nothing_and_everything() -> None:
+    assert (tossed(0.0, Discrete(4), 3) == 3).all()
+    share = tossed(1.0, Discrete(4), 3).flatten().bincount(minlength=4) / 10_000
+    assert share.tolist() == pytest.approx([0.25] * 4, abs=0.02)
+
+
+def test_epsilon_is_how_often_any_action_is_taken() -> None:
+    # half of the time one of four: 1/8 for each, and 1/2 more for the greedy one
+    share = tossed(0.5, Discrete(4), 2).flatten().bincount(minlength=4) / 10_000
+    assert share.tolist() == pytest.approx([0.125, 0.125, 0.625, 0.125], abs=0.02)
+
+
+def test_epsilon_takes_what_is_legal() -> None:
+    # one of 0, 1 and 3 in nine of ten: 0.3 each, and a tenth more for the greedy one
+    share = tossed(0.9, Discrete(5), 1, [True, True, False, True, False]).flatten().bincount(minlength=5) / 10_000
+    assert share.tolist() == pytest.approx([0.3, 0.4, 0.0, 0.3, 0.0], abs=0.02)
+    assert share[2] == share[4] == 0
+
+
+def test_epsilon_is_tossed_for_each_row_and_agent() -> None:
+    """By hand: coins of 0.1 and 0.9 about an epsilon of 0.5; of the wild one the larger number (Gumbel's) is taken."""
+    noise = torch.tensor([[[0.1, 0.2, 0.3, 0.9], [0.9, 0.2, 0.3, 0.9]], [[0.9, 0.9, 0.3, 0.2], [0.1, 0.2, 0.9, 0.3]]])
+    out = epsilon_greedy(torch.tensor([[0, 0], [1, 0]]), noise, torch.tensor(0.5), Discrete(3), None)
+    assert out.tolist() == [[2, 0], [1, 1]]
+    wild = tossed(0.5, Discrete(1000), 2) != 2  # one in a thousand is not seen
+    both = wild.long().sum(1).bincount() / 5000
+    assert both.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+
+
+def test_epsilon_of_several_dimensions_is_one_toss() -> None:
+    legal = [True, True, False, True, True]
+    out = tossed(0.5, MultiDiscrete((3, 2)), [1, 0], legal).flatten(0, 1)
+    share = torch.zeros(3, 2).index_put_((out[:, 0], out[:, 1]), torch.tensor(1e-4), accumulate=True)
+    # wild, 1/8 for each of the four that are legal; all dimensions are greedy together
+    assert share.flatten().tolist() == pytest.approx([0.125, 0.125, 0.625, 0.125, 0.0, 0.0], abs=0.02)
+
+
+def test_coins_of_nought_and_just_below_one() -> None:
+    edge = torch.tensor([[0.0, 0.1, 0.9], [1 - 2**-24, 0.1, 0.9]])
+    assert epsilon_greedy(torch.tensor([0, 0]), edge, torch.tensor(0.0), Discrete(2), None).tolist() == [0, 0]
+    assert epsilon_greedy(torch.tensor([0, 0]), edge, torch.tensor(1.0), Discrete(2), None).tolist() == [1, 1]
+
+
+def test_floored() -> None:
+    pi = torch.tensor([[0.5, 0.5, 0.0, 0.25, 0.75]])
+    # halves: of 1/3 each and of 1/2 each
+    out = floored(pi, torch.tensor(0.5), MultiDiscrete((3, 2)), None)
+    assert out[0].tolist() == pytest.approx([5 / 12, 5 / 12, 2 / 12, 0.375, 0.625])
+    # legal are 0 and 1, and 1 alone
+    pi, legal = torch.tensor([[1.0, 0, 0, 0, 1]]), torch.tensor([[True, True, False, False, True]])
+    assert floored(pi, torch.tensor(0.5), MultiDiscrete((3, 2)), legal).tolist() == [[0.75, 0.25, 0.0, 0.0, 1.0]]
+    assert torch.equal(floored(pi, torch.tensor(0.0), MultiDiscrete((3, 2)), legal), pi)
+    assert floored(pi, torch.tensor(1.0), MultiDiscrete((3, 2)), legal).tolist() == [[0.5, 0.5, 0.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_floored_sums_to_one_in_each_dimension_and_leaves_what_is_not_legal(epsilon: float) -> None:
+    g, sizes = torch.Generator().manual_seed(0), (3, 4)
+    legal = torch.rand(200, 2, 7, generator=g) < 0.5
+    legal[..., 0] = legal[..., 3] = True
+    logits = torch.randn(200, 2, 7, generator=g).masked_fill(~legal, -torch.inf)
+    pi = torch.cat([x.softmax(-1) for x in logits.split(sizes, -1)], -1)
+    out = floored(pi, torch.tensor(epsilon), MultiDiscrete(sizes), legal)
+    for x in out.split(sizes, -1):
+        torch.testing.assert_close(x.sum(-1), torch.ones(200, 2))
+    assert (out[~legal] == 0).all()
+    count = torch.cat([x.sum(-1, keepdim=True).expand_as(x) for x in legal.split(sizes, -1)], -1)
+    assert (out >= epsilon / count - 1e-6)[legal].all()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.ops.returns import gae, unsettled_turns
+from shoal.ops.returns import gae, n_step, td_lambda, turn_values, unsettled_turns
 
 torch.set_num_threads(1)
 JUNK = 4096.0
@@ -278,3 +278,151 @@ def test_termination_truncation_death_a_late_arrival_and_waiting_in_one_batch() 
     expected[[1, 3, 6], 1, 1] = torch.tensor([4.0, 18.0, 12.0])
     expected[2, 1, 2] = 3 - 1
     assert torch.equal(out, expected)
+
+
+# --- returns of n steps ---
+
+# Two rows of two agents, four steps, gamma = 1/2, r = 1 2 4 8 in all of them. The agents' ends:
+#   row 0: agent 0 never ends, w = 16 32 64 128                   agent 1 is terminated in step 1, w = 16 JUNK 64 128
+#   row 1: agent 0 is cut off in step 2, w = 16 32 64 128         agent 1 is cut off in 0, terminated in 3, w = 16 32 64 JUNK
+# JUNK may not be looked at where an agent is terminated.
+FOUR = torch.tensor([1.0, 2, 4, 8])[:, None, None].expand(4, 2, 2)
+W = torch.tensor([16.0, 32, 64, 128])[:, None, None].repeat(1, 2, 2)
+W[1, 0, 1] = W[3, 1, 1] = JUNK
+DIED, CUT = torch.zeros(2, 4, 2, 2, dtype=torch.bool)
+DIED[1, 0, 1] = DIED[3, 1, 1] = CUT[2, 1, 0] = CUT[0, 1, 1] = True
+ENDLESS, DIES, CUTS, BOTH = (0, 0), (0, 1), (1, 0), (1, 1)
+N_STEP = {
+    # one step: 1 + 16/2, 2 + 32/2, 4 + 64/2, 8 + 128/2; the terminated ones have their reward alone
+    (1, ENDLESS): [9.0, 18, 36, 72],
+    (1, DIES): [9.0, 2, 36, 72],
+    (1, CUTS): [9.0, 18, 36, 72],
+    (1, BOTH): [9.0, 18, 36, 8],
+    # two: 1 + 18/2, 2 + 36/2, 4 + 72/2, and the window's last step, of which no more is known
+    (2, ENDLESS): [10.0, 20, 40, 72],
+    (2, DIES): [2.0, 2, 40, 72],  # 1 + 2/2
+    (2, CUTS): [10.0, 20, 36, 72],  # step 2 takes the true last observation's 64, not the new episode's reward
+    (2, BOTH): [9.0, 20, 8, 8],  # 4 + 8/2
+    # three: 1 + 20/2, 2 + 40/2; then the window ends
+    (3, ENDLESS): [11.0, 22, 40, 72],
+    (3, DIES): [2.0, 2, 40, 72],
+    (3, CUTS): [11.0, 20, 36, 72],  # 1 + (2 + (4 + 64/2)/2)/2
+    (3, BOTH): [9.0, 6, 8, 8],  # 2 + (4 + 8/2)/2
+    # four, and more than there are: 1 + 22/2
+    (4, ENDLESS): [12.0, 22, 40, 72],
+    (4, CUTS): [11.0, 20, 36, 72],
+    (9, ENDLESS): [12.0, 22, 40, 72],
+    (9, BOTH): [9.0, 6, 8, 8],
+}
+
+
+@pytest.mark.parametrize(("n", "who"), N_STEP)
+def test_n_steps(n: int, who: tuple[int, int]) -> None:
+    assert n_step(FOUR, W, DIED, CUT, 0.5, n)[:, who[0], who[1]].tolist() == N_STEP[n, who]
+
+
+def test_n_steps_whether_an_end_is_also_called_a_cut_or_not() -> None:
+    for n in (1, 2, 3):
+        assert torch.equal(n_step(FOUR, W, DIED, CUT | DIED, 0.5, n), n_step(FOUR, W, DIED, CUT, 0.5, n))
+
+
+def test_n_steps_of_one_step_and_of_rewards_in_another_dtype() -> None:
+    assert n_step(FOUR[:1].long(), W[:1], DIED[:1], CUT[:1], 0.5, 3).tolist() == [[[9.0, 9.0], [9.0, 9.0]]]
+    assert n_step(FOUR[:1].double(), W[:1], DIED[:1], CUT[:1], 0.5, 3).dtype == torch.float32
+
+
+# --- TD(lambda) ---
+
+# The same agents; gamma = lambda = 1/2, so that G_t = r_t + w_t/4 + G_{t+1}/4, and r_t + w_t/2 where the trace ends.
+TD = {
+    ENDLESS: [9.875, 19.5, 38.0, 72.0],  # 8 + 64; 4 + 16 + 72/4; 2 + 8 + 38/4; 1 + 4 + 19.5/4
+    DIES: [5.5, 2.0, 38.0, 72.0],  # 1 + 4 + 2/4
+    CUTS: [9.75, 19.0, 36.0, 72.0],  # 4 + 32; 2 + 8 + 36/4; 1 + 4 + 19/4
+    BOTH: [9.0, 15.5, 22.0, 8.0],  # 8; 4 + 16 + 8/4; 2 + 8 + 22/4; 1 + 8
+}
+
+
+@pytest.mark.parametrize("who", TD)
+def test_td_lambda(who: tuple[int, int]) -> None:
+    assert td_lambda(FOUR, W, DIED, CUT, 0.5, 0.5)[:, who[0], who[1]].tolist() == TD[who]
+
+
+def test_td_lambda_of_nothing_and_of_everything() -> None:
+    """Lambda 0 is one step; lambda 1 goes on until the agent's end or the window's."""
+    assert torch.equal(td_lambda(FOUR, W, DIED, CUT, 0.5, 0.0), n_step(FOUR, W, DIED, CUT, 0.5, 1))
+    out = td_lambda(FOUR, W, DIED, CUT, 0.5, 1.0)
+    assert out[:, 0, 0].tolist() == [12.0, 22, 40, 72]  # 1 + (2 + (4 + (8 + 64)/2)/2)/2
+    assert out[:, 0, 1].tolist() == [2.0, 2, 40, 72]  # 1 + 2/2
+    assert out[:, 1, 0].tolist() == [11.0, 20, 36, 72]
+    assert out[:, 1, 1].tolist() == [9.0, 6, 8, 8]
+
+
+def test_td_lambda_is_the_advantage_above_the_value() -> None:
+    """Where the next value is that of the next step's observation, G_t = A_t + V_t."""
+    for parts, expected in CASES.values():
+        value = parts["value_t"]
+        out = td_lambda(**{k: x for k, x in parts.items() if k != "value_t"}, gamma=0.5, lam=0.5)
+        assert (out - value)[:, 0, 0].tolist() == expected
+
+
+def slow_return(r: Any, w: Any, died: Any, cut: Any, gamma: float, n: int, t: int) -> float:
+    """The sum that is in n_step's docstring, for one agent."""
+    out, m = 0.0, 0
+    while True:
+        out += gamma**m * r[t + m]
+        m += 1
+        if died[t + m - 1]:
+            return out
+        if cut[t + m - 1] or m == n or t + m == len(r):
+            return out + gamma**m * w[t + m - 1]
+
+
+def test_returns_against_the_definition_on_random_patterns() -> None:
+    """TD(lambda) is the mixture (1 - lambda) sum lambda^{n-1} G^n, all that is left going to the longest."""
+    draw = torch.Generator().manual_seed(2)
+    shape, gamma, lam = (11, 6, 3), 0.9, 0.7
+    r, w = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2))
+    died, cut = (torch.rand(shape, generator=draw) < p for p in (0.1, 0.15))
+    mixed, by_n = td_lambda(r, w, died, cut, gamma, lam), {n: n_step(r, w, died, cut, gamma, n) for n in (1, 2, 3, 5, 11)}
+    compared = 0
+    for b in range(6):
+        for i in range(3):
+            lines = [x[:, b, i].tolist() for x in (r, w, died, cut)]
+            for t in range(11):
+                for n, out in by_n.items():
+                    assert out[t, b, i].item() == pytest.approx(slow_return(*lines, gamma, n, t))
+                each = [slow_return(*lines, gamma, n, t) for n in range(1, 41)]
+                mixture = sum((1 - lam) * lam**k * g for k, g in enumerate(each)) + lam**40 * each[-1]
+                assert mixed[t, b, i].item() == pytest.approx(mixture)
+                compared += 1
+    assert compared == 198
+
+
+# --- values where agents move in turn ---
+
+
+def turns(parts: dict[str, Tensor]) -> list[float]:
+    """Of the steps in which the agent acts."""
+    return turn_values(**parts, gamma=0.5)[parts["acts"]].tolist()
+
+
+def test_turn_values() -> None:
+    assert turns(WAITS[0]) == [9.5, 61.0]  # 1 + 2 + 4 + v_3/2 = 7 + 2.5; 8 + 16 + 32 + 10/2
+    assert turns(DIES_WAITING[0]) == [9.5, 24.0, 33.0]  # 8 + 16 and no bootstrap; 32 + 2/2
+    assert turns(CUT_WAITING[0]) == [9.5, 30.0, 33.0]  # 8 + 16 + 12/2, of the true last observation
+    assert turns(LATE_TURN[0]) == [7.0, 53.0]  # the 8 in which it waits for its first turn is nobody's; 16 + 32 + 10/2
+    assert turns(DIES_MOVING[0]) == [9.5, 8.0]
+
+
+def test_turn_values_where_everybody_acts_are_one_step() -> None:
+    parts = {k: x.clone() for k, x in TRUNCATED[0].items()}
+    assert turns({**parts, "acts": torch.ones_like(parts["cut"])}) == [5.0, 7.0, 6.0]  # 1 + 8/2; 2 + 10/2; 3 + 6/2
+
+
+def test_turn_values_of_rows_and_agents_do_not_mix_and_leave_their_arguments_alone() -> None:
+    names = [n for n in TURNS if n != "idle"]
+    rows = {k: torch.stack([TURNS[n][0][k][:, 0, 0] for n in names], 1)[:, :, None] for k in WAITS[0]}
+    before = {k: x.clone() for k, x in rows.items()}
+    out = turn_values(**rows, gamma=0.5)
+    assert [out[:, b][rows["acts"][:, b]].tolist() for b in range(5)] == [turns(TURNS[n][0]) for n in names]
+    assert all(torch.equal(before[k], rows[k]) for k in rows)

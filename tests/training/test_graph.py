@@ -43,9 +43,11 @@ def make(
     rollout: int = 25,
     device: str = "cuda",
     net: dict[str, Any] | None = None,
+    reward: str = "own",
     **more: Any,
 ) -> Loop:
     run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
+    run["reward"] = reward
     loop = Loop(resolve(Settings(algo, env, run, {"algo": {"rollout": rollout, **more}, "net": net or {}})))
     loop.console = loop.logger = Told()  # type: ignore[assignment]
     return loop
@@ -57,13 +59,21 @@ def everything(loop: Loop) -> dict[str, Tensor]:
         "collector": loop.collector.state_dict(),
         "noise": loop.update_noise.get_state(),
         "means": loop.means.sums,
+        "replay": loop.replay_state(),
+        "contents": contents(loop),
     }
     return {f"{k} {i}": x.clone() for k, tree in parts.items() for i, x in enumerate(tree_leaves(tree))}
 
 
+def contents(loop: Loop) -> list[Tensor]:
+    return [] if loop.replay is None else [x for r in (loop.replay.moments, loop.replay.firsts) for x in r.store.values()]
+
+
 def state(loop: Loop) -> Any:
     learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
-    return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), loop.means.state_dict(), loop.step
+    remembered = tree_map(torch.clone, contents(loop)), loop.replay_state()
+    means = loop.means.state_dict()
+    return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), means, loop.step, remembered
 
 
 def put(loop: Loop, saved: Any) -> None:
@@ -73,6 +83,9 @@ def put(loop: Loop, saved: Any) -> None:
     loop.update_noise.set_state(saved[2])
     loop.means.load_state_dict(saved[3], loop.env.device)
     loop.step = saved[4]
+    for mine, theirs in zip(contents(loop), saved[5][0], strict=True):
+        mine.copy_(theirs)
+    loop.load_replay_state(saved[5][1])
 
 
 def assert_equal(one: Loop, two: Loop) -> None:
@@ -82,6 +95,7 @@ def assert_equal(one: Loop, two: Loop) -> None:
     assert not different
 
 
+PAST = {"every": 24, "batch": 16, "capacity": 800, "learning_starts": 300, "epsilon_steps": 1000}
 WORKS = [
     {},
     {"rollout": 16, "lr_schedule": "linear"},  # rollouts begin anywhere in an episode; the rate changes between replays
@@ -94,6 +108,13 @@ WORKS = [
     {"lr_schedule": "kl", "kl_stop": 1e-3, "entropy_schedule": "linear", "clip_schedule": "cosine", "learning_starts": 600},
     {"target_tau": 0.1, "critic_slices": 10, "advantage_every": "epoch", "normalise_reward": True, "random_steps": 400},
     {"algo": "ippo", "net": {"trunk": "shared", "share": "agent_0=a,agent_1=b,agent_2=a"}, "advantage_every": "minibatch"},
+    {"algo": "ddqn", "env": "simple_tag", "rollout": 10, **PAST},  # two that learn; 80 steps and 3 or 4 updates an iteration
+    {"algo": "iql", "env": "probe_deaths", "net": {"memory": "gru"}, "rollout": 6, "prioritised": True, "chunk": 4, **PAST},
+    {"algo": "ddqn", "env": "probe_turns", "rollout": 7, "noisy": True, "dueling": True, "prioritised": True, **PAST},
+    {"algo": "qmix", "reward": "team-mean", "n_step": 3, "target_every": 1, "target_tau": 0.1, **PAST},
+    {"algo": "vdn", "env": "simple_speaker_listener", "net": {"share": "none"}, "normalise_reward": True, **PAST},
+    {"algo": "coma", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "critic_slices": 5},
+    {"algo": "coma", "reward": "team-mean", "replay": 20, "batch": 4},
 ]
 
 
@@ -106,9 +127,10 @@ def test_single_iterations_from_many_states_have_the_same_bits(work: dict[str, A
         eager.iterate()
         captured.iterate()
         assert_equal(eager, captured)
-    assert isinstance(captured.on_device, Captured)
     assert captured.console.lines == []  # type: ignore[attr-defined]
-    assert len(captured.on_device.graphs) == 1
+    for one in (captured.on_device, *captured.on_device_lessons):
+        assert isinstance(one, Captured)
+        assert len(one.graphs) == 1
 
 
 @cuda
@@ -156,11 +178,13 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
 
 
 @cuda
-def test_resume_of_captured_runs_is_exact(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["mappo", "iql"])
+def test_resume_of_captured_runs_is_exact(tmp_path: Path, algo: str) -> None:
     common: dict[str, Any] = {"steps": 2000, "envs": 8, "device": "cuda", "quiet": True, "log": {"tensorboard": False}}
     for mode in ("graph", "fused"):
-        whole = shoal.train("mappo", "simple_spread", out=tmp_path / f"{mode}-whole", compile=mode, **common)
-        half = shoal.train("mappo", "simple_spread", out=tmp_path / f"{mode}-half", compile=mode, until=1000, **common)
+        common["algo"] = {} if algo == "mappo" else {"rollout": 5, "prioritised": True, **PAST}
+        whole = shoal.train(algo, "simple_spread", out=tmp_path / f"{mode}-whole", compile=mode, **common)
+        half = shoal.train(algo, "simple_spread", out=tmp_path / f"{mode}-half", compile=mode, until=1000, **common)
         half = shoal.resume(half)
         a, b = (tree_leaves(r.load("last")["algorithms"]) for r in (whole, half))
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

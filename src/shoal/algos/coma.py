@@ -29,9 +29,14 @@ Knobs, and what they do
 
   The rest as in `algos/ppo.py`.
 
-Metrics, for each group: policy_loss, entropy, advantage (mean of its absolute value), critic_loss, td_error (mean |G - Q|), q (mean
-value of the actions that were taken), epsilon, target_lag (norm of the difference over that of the weights), learning_rate,
-grad_norm_actor, grad_norm_critic.
+Metrics, for each group
+
+    policy_loss     the loss above, without the entropy;    entropy  of the policy with its floor, in nats
+    advantage       mean of its absolute value;             epsilon  now
+    critic_loss     what the critics descend;               td_error  mean |G - Q|
+    q               mean value of the actions that were taken
+    target_lag      how far the target is behind: norm of the difference over that of the weights
+    learning_rate   of the actors;                          grad_norm_actor, grad_norm_critic  before clipping
 
 Departures from the paper: AdamW with an epsilon of 1e-5 instead of RMSprop; rollouts need not be whole episodes, for what is
 cut off is bootstrapped; actions of several dimensions are worth the mean of their choices' values.
@@ -156,10 +161,13 @@ class COMA(Algorithm):
         c, horizon = self.config, self.spec.horizon
         if (c.episodes or c.replay) and horizon is None:
             asked = "episodes" if c.episodes else "replay"
-            raise UserError(f"--algo.{asked} needs a world whose episodes have a longest length: leave it, or give --algo.rollout.")
+            raise UserError(
+                f"--algo.{asked} needs a world whose episodes have a longest length: leave it, or give --algo.rollout."
+            )
         steps = c.rollout if c.episodes is None else c.episodes * horizon
         if not c.replay:
             return Rollout(steps)
+        assert horizon is not None
         episodes = c.batch * horizon  # the environment steps of a batch
         return Replay(c.batch, horizon, episodes, c.every or episodes, c.replay * horizon, steps, whole=True)
 
@@ -209,8 +217,8 @@ class COMA(Algorithm):
             view = frame[g]
             pi, state = self._policy(g, frame, last[g], memory[g].get("actor"), None, self._moves(view.acts))
             actions[g] = pi.mode() if noise is None else self._draw(g, pi, view.legal, noise[g])
-            played = values.one_hot(actions[g], self.spaces[g]) * view.acts[..., None]
-            after[g] = {**memory[g], **({"actor": state} if self.recurrent else {}), "last": played}
+            said = values.one_hot(actions[g], self.spaces[g]) * view.acts[..., None]
+            after[g] = {**memory[g], **({"actor": state} if self.recurrent else {}), "last": said}
         if self.recurrent and explore and self.groups == self.bound:  # whoever learns remembers for its critics too
             played = {g: after[g]["last"] for g in self.groups}
             for g in self.groups:
@@ -314,13 +322,11 @@ class COMA(Algorithm):
         others = every * getattr(self, f"others_{g}")
         return torch.cat((self._sight(g).seen(frame), others, before.expand(*before.shape[:-2], n, -1)), -1)
 
-    def _targets(
-        self, batch: Batch, g: str, seen: Tensor, played: dict[str, Tensor], following: dict[str, Tensor]
-    ) -> Tensor:
+    def _targets(self, batch: Batch, g: str, seen: Tensor, played: dict[str, Tensor], following: dict[str, Tensor]) -> Tensor:
         """[T, B, N] TD(lambda) returns of the target critic."""
         c, view = self.config, batch.next[g]
-        critic: Any = self.target.module[g]
-        state: Any = {}
+        targets: Any = self.target.module
+        critic, state = targets[g], {}
         if self.recurrent:
             _, state = critic(seen, *self._moment(batch, g, "critic"))
             state = where_rows(view.start, tree_map(torch.zeros_like, state), state)

@@ -47,7 +47,7 @@ noise is in the output layer alone; priorities of sequences and of several agent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,7 @@ class DDQN(Algorithm):
         weight_decay: float = 0.0  # decoupled, as in AdamW
         grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+        normalise_value: bool = False  # the nets learn returns of mean 0 and deviation 1
         normalise_reward: bool = False  # rewards divided by their running root mean square
         normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
         reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
@@ -145,6 +146,7 @@ class DDQN(Algorithm):
         self.sights = nn.ModuleDict({g: Sight(self, "own", "state", net, c.normalise_obs, make, (g,)) for g in groups})
         self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
+        self.value_norm = make() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
         self.noisy_draws = {g: self._net(g).noise for g in groups}
         self.noise = max(1 + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
@@ -174,8 +176,8 @@ class DDQN(Algorithm):
         return self.sights[group]  # type: ignore[return-value]
 
     def _net(self, group: str, target: bool = False) -> Values:
-        nets: Any = self.target.module["agents"] if target else self.online
-        return nets[group]
+        copied: Any = self.target.module if target else {"agents": self.online}
+        return copied["agents"][group]
 
     @property
     def nets(self) -> dict[str, nn.Module]:
@@ -234,15 +236,17 @@ class DDQN(Algorithm):
         c, weight = self.config, batch.weight
         later = _from(batch, self.burn_in)
         looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
-        q_t, q_tp1, value_t = (None if xs[0] is None else torch.cat(xs, 2) for xs in zip(*looks, strict=True))
+        q_t, q_tp1 = (torch.cat([look[k] for look in looks], 2) for k in (0, 1))
+        value_t = torch.cat([look[2] for look in looks], 2) if self.spec.turns else None
         acts = self._cat(lambda g: later.frame[g].acts) if self.uneven else None
         goes_on = self._goes_on(later) if self.uneven else None
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
-            q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
-            target, mask = self._targets(later, q_tp1, value_t)
-        q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
-        mask = None if mask is None else mask[: self.chunk]
+            q_tp1 = self._in_rewards(self.joint(q_tp1, goes_on, later.next, target=True))
+            target, mask = self._targets(later, q_tp1, None if value_t is None else self._in_rewards(value_t))
+            mask = None if mask is None else mask[: self.chunk]
+            target = self._normalised(target[: self.chunk], mask)  # what follows was there for its rewards
+        q_t = q_t[: self.chunk]
         loss = losses.value_error(q_t, target, c.huber)
         loss = loss if weight is None else loss * weight[:, None]
         count = q_t.numel() if mask is None else mask.sum()
@@ -252,7 +256,7 @@ class DDQN(Algorithm):
         return {
             "td_loss": losses.masked_mean(loss.detach(), mask),
             "td_error": losses.masked_mean(error.abs(), mask),
-            "q": losses.masked_mean(q_t.detach(), mask),
+            "q": losses.masked_mean(self._in_rewards(q_t.detach()), mask),
             "epsilon": self.epsilon.clone(),
             "learning_rate": self.optimiser.rate.clone(),
             "target_lag": self.target.lag(),
@@ -269,13 +273,14 @@ class DDQN(Algorithm):
             at += 3 * width
         return out
 
-    def _look(self, batch: Batch, later: Batch, g: str, noise: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _look(self, batch: Batch, later: Batch, g: str, noise: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """[T, B, N] of what is `later` than the burn-in: what the actions taken are worth, and what the next moments are; and
         the present ones, where agents wait for turns."""
         space, net, target = self.spaces[g], self._net(g), self._net(g, target=True)
         q_t, after = self._unroll(net, batch, g, noise[0])
         with torch.no_grad():
-            view, value_t, after_target = later.next[g], None, {}
+            view, value_t = later.next[g], None
+            after_target: Any = {}
             if self.recurrent or self.spec.turns:
                 present, after_target = self._unroll(target, batch, g, noise[2])
                 value_t = values.double_q(q_t if self.config.double else present, present, space, later.frame[g].legal)
@@ -332,6 +337,17 @@ class DDQN(Algorithm):
         square = self.reward_norm.var + self.reward_norm.mean.square()
         return reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
 
+    def _in_rewards(self, value: Tensor) -> Tensor:
+        """Values in the units of the rewards that are learnt from."""
+        return value if self.value_norm is None else self.value_norm.denormalise(value)
+
+    def _normalised(self, target: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns in the nets' units, once the statistics have moved."""
+        if self.value_norm is None:
+            return target
+        self.value_norm.update(target, mask)
+        return self.value_norm.normalise(target)
+
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""
         parts = [
@@ -339,7 +355,7 @@ class DDQN(Algorithm):
             for g in self.groups
             for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
         ]
-        return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)
+        return self._in_rewards(self.joint(torch.cat(parts, 2), None, frame, False)).expand(-1, -1, self.n)
 
     def _cat(self, part: Any) -> Tensor:
         """The groups' tensors [T, B, N] side by side."""

@@ -87,7 +87,7 @@ class OnPolicy(Algorithm, ABC):
         def __post_init__(self) -> None:
             whole = ("rollout", "episodes", "epochs", "minibatches")
             real = ("lr", "lr_critic", "clip", "value_clip", "huber", "grad_clip", "kl_stop", "value_weight", "reward_scale")
-            bounds = {
+            bounds: dict[str, tuple[float, float]] = {
                 **dict.fromkeys(("gamma", "lam", "lr_last", "entropy_last", "clip_last", "target_tau"), (0, 1)),
                 **dict.fromkeys(("entropy", "weight_decay", "random_steps", "learning_starts", "critic_slices"), (0, 1e30)),
                 "log_std": (-5, 2),

@@ -1,4 +1,4 @@
-"""QMIX (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): DDQN whose agents' values are mixed into the team's, by the state.
+"""QMIX (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): DDQN whose agents' values are mixed into their team's.
 
     Q_team(s, a) = f_s(Q_1(o_1, a_1), ..., Q_N(o_N, a_N)),    df_s / dQ_i >= 0
 
@@ -47,8 +47,8 @@ class QMIX(DDQN):
 
     def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
         q = q if there is None else torch.where(there, q, 0)
-        mixer: Any = self.target.module["mixer"] if target else self.mixer
-        return mixer(q, self.whole.seen(frame))
+        nets: Any = self.target.module if target else {"mixer": self.mixer}
+        return nets["mixer"](q, self.whole.seen(frame))
 
     def witness(self, batch: Batch) -> None:
         super().witness(batch)

@@ -61,7 +61,8 @@ class Records:
             leaf = Leaf(x.dtype, self.widths.get(x.dtype, 0), tuple(x.shape[1:]))
             self.leaves.append(leaf)
             self.widths[x.dtype] = leaf.start + leaf.width
-        self.device, self.store = device, {}
+        self.device = device
+        self.store: dict[torch.dtype, Tensor] = {}
 
     @property
     def bytes(self) -> int:
@@ -72,14 +73,15 @@ class Records:
 
     def packed(self, tree: Any, lead: int) -> dict[torch.dtype, Tensor]:
         """A tree of leaves with `lead` dimensions before a record's, end to end."""
-        leaves = tree_leaves(tree)
-        if len(leaves) != len(self.leaves):
-            raise UserError(f"a replay of {len(self.leaves)} tensors a moment was given {len(leaves)}.")
+        if (given := len(tree_leaves(tree))) != len(self.leaves):
+            raise UserError(f"a replay of {len(self.leaves)} tensors a moment was given {given}.")
+        leaves: list[Tensor] = []
+        tree_map(lambda _, x: leaves.append(x), self.tree, tree)  # by name, in whatever order they come
         parts: dict[torch.dtype, list[Tensor]] = {d: [] for d in self.widths}
         for k, (x, leaf) in enumerate(zip(leaves, self.leaves, strict=True)):
             if x.dtype != leaf.dtype or tuple(x.shape[lead:]) != leaf.shape or x.shape[lead - 1] != self.rows:
                 raise UserError(
-                    f"tensor {k} of a moment is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows in this replay; "
+                    f"tensor {k} of a moment is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows here; "
                     f"one of {list(x.shape)} and {x.dtype} does not fit."
                 )
             parts[leaf.dtype].append(x.reshape(*x.shape[:lead], leaf.width))
@@ -133,7 +135,9 @@ class ReplayBuffer:
         """Trees of [T, B, ...], the oldest first; beyond the ring's end it goes on at the beginning."""
         steps = tree_leaves(moments)[0].shape[0]
         if steps > self.steps:
-            raise UserError(f"a replay of {self.steps} steps a row was given {steps} at once: give it a larger --algo.capacity.")
+            raise UserError(
+                f"a replay of {self.steps} steps a row was given {steps} at once: give it a larger --algo.capacity."
+            )
         slots = self.slots(self.count + torch.arange(steps, device=self.device))
         self.moments.put(moments, slots)
         self.firsts.put(firsts, slots)
@@ -310,16 +314,20 @@ class Episodes(Uniform):
         r = self.replay
         slots = torch.arange(r.steps, device=r.device)
         step = r.count - 1 - (r.count - 1 - slots).remainder(r.steps)  # the last one that was written there
-        return (self.lasted > 0) & ((step - self.lasted.T + 1).T >= r.oldest[None, None]) & (step >= 0)[:, None]
+        first = step[:, None] - self.lasted + 1
+        return (self.lasted > 0) & (first >= r.oldest)
 
     def draw(self, noise: Tensor, count: int) -> Drawn:
         r, there = self.replay, self.candidates().flatten()
         if self.replace:
             ends = there.long().cumsum(0)
             place = torch.searchsorted(ends, (noise * ends[-1]).long() + 1).clamp(max=len(ends) - 1)
+            there = there[place]
         else:
-            place = torch.where(there, noise, -1.0).topk(count).indices
-        length = self.lasted.flatten()[place] * there[place]
+            place = torch.where(there, noise, -1.0).topk(min(count, len(there))).indices
+            place = place.repeat(-(-count // len(place)))[:count]
+            there = there[place] & (torch.arange(count, device=r.device) < self.lasted.numel())
+        length = self.lasted.flatten()[place] * there
         filled = torch.arange(self.length, device=r.device)[:, None] < length
         return Drawn(r.slots(place // r.rows - length + 1), place % r.rows, filled=filled)
 
@@ -335,11 +343,11 @@ class Episodes(Uniform):
 
 
 def size(n: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            return f"{n:.3g} {unit}" if unit != "bytes" else f"{n:.0f} bytes"
+    for unit in ("bytes", "kB", "MB"):
+        if n < 999.5:
+            return f"{n:.3g} {unit}"
         n /= 1000
-    raise AssertionError
+    return f"{n:,.3g} GB" if n < 999.5 else f"{n:,.0f} GB"
 
 
 def free_bytes(device: torch.device) -> int | None:

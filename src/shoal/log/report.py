@@ -61,7 +61,8 @@ def resolved_json(loop: Any) -> str:
 
 def evaluation_line(loop: Any, episodes: Any) -> str:
     average = (loop.evaluation_sum / loop.evaluations).tolist()
-    explore = float(getattr(loop.learners[0], "entropy_weight", 0.0)) if loop.learners else 0.0
+    first = loop.learners[0] if loop.learners else None
+    explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
     told = loop.last_train
     totals = [told.get(f"reward_total/{g.name}") for g in loop.env.spec.groups]
     earned = [x for t in totals for x in t or []] or None

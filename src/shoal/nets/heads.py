@@ -159,7 +159,8 @@ class Critic(nn.Module):
 
 
 class Values(nn.Module):
-    """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end.
+    """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end. First values
+    are small, as `gain_actor` says: what a net makes up at random before it has learnt is what a maximum looks for.
 
     `dueling`: a value and advantages, which share all layers but the output's weights. `noisy`: the output's weights carry
     noise whose size is learnt, in the place of exploration by chance.
@@ -179,7 +180,7 @@ class Values(nn.Module):
         self.space, self.dueling, self.choices = space, dueling, sum(space.sizes)
         width = self.choices + (len(space.sizes) if dueling else 0)
         if not noisy:
-            self.net, self.out = Net(encoder, width, agents, net, generator, net.gain_critic), None
+            self.net, self.out = Net(encoder, width, agents, net, generator, net.gain_actor), None
             return
         inside = net.hidden[-1] if net.hidden else net.memory_width
         front = net if net.memory != "none" else replace(net, hidden=net.hidden[:-1])
@@ -214,11 +215,17 @@ class Noisy(nn.Module):
     noise of its own."""
 
     def __init__(
-        self, width_in: int, width_out: int, agents: tuple[str, ...], net: NetConfig, generator: torch.Generator, first: float = 0.5
+        self,
+        width_in: int,
+        width_out: int,
+        agents: tuple[str, ...],
+        net: NetConfig,
+        generator: torch.Generator,
+        first: float = 0.5,
     ):
         super().__init__()
         self.width_in, self.noise, self.activation = width_in, width_in + width_out, ACTIVATIONS[net.activation]
-        self.mean = affine(width_in, width_out, agents, net, generator, net.gain_critic)
+        self.mean = affine(width_in, width_out, agents, net, generator, net.gain_actor)
         self.spread = affine(width_in, width_out, agents, net, generator)
         for p in (*self.spread.weights, *self.spread.biases):
             nn.init.constant_(p, first / width_in**0.5)

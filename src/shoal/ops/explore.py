@@ -20,7 +20,9 @@ def correlated(noise: Tensor, before: Tensor, start: Tensor, keep: float) -> tup
     return torch.special.ndtr(z), z
 
 
-def epsilon_greedy(greedy: Tensor, noise: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:
+def epsilon_greedy(
+    greedy: Tensor, noise: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None
+) -> Tensor:
     """`greedy`, or with probability `epsilon` any legal action: tossed for each row and agent. noise [..., A + 1]."""
     coin, u = noise[..., 0], noise[..., 1:]
     anything = Choice(torch.zeros_like(u), space.sizes, legal, space.shape == ()).sample(u)

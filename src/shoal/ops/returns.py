@@ -107,7 +107,7 @@ def td_lambda(reward: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor
 def turn_values(
     reward: Tensor, value_t: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, acts: Tensor
 ) -> Tensor:
-    """r + gamma (1 - terminated) V where agents move in turn: the reward summed until an agent's next turn, and the value there.
-    Of steps in which it does not act, nothing is said."""
+    """r + gamma (1 - terminated) V where agents move in turn: the reward summed until an agent's next turn, and the value
+    there. Of steps in which it does not act, nothing is said."""
     reward, value = _at_turns(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, acts)
     return reward + gamma * value

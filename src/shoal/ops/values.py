@@ -55,8 +55,8 @@ def expected(q: Tensor, probability: Tensor, space: Choices) -> Tensor:
 
 
 def counterfactual(q: Tensor, probability: Tensor, played: Tensor, space: Choices) -> Tensor:
-    """What an agent's action added (Foerster et al., 2018): its value less that of its policy, the others' actions being as they
-    were. q, probability and `played`, one-hot, are [..., A]."""
+    """What an agent's action added (Foerster et al., 2018): its value less that of its policy, the others' actions being as
+    they were. q, probability and `played`, one-hot, are [..., A]."""
     return expected(q, played, space) - expected(q, probability, space)
 
 

@@ -58,6 +58,8 @@ class TrainBench(Bench):
     rollout: int = 25  # steps between updates
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # pieces of a pass
+    batch: int = 256  # of those who learn from a replay: moments an update
+    every: float = 25  # and environment steps for each update
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of matrix products on CUDA
     normalise: bool = True  # running normalisers of observations and values, where the algorithm has them
@@ -68,8 +70,11 @@ class Result:
     title: str
     rates: dict[str, list[float]]  # what -> environment steps a second, a number a repeat
     base: str | None  # what the others are compared with
+    unit: str = "steps"
 
-    columns = ["what", "steps/s (median)", "lowest", "highest", "ratio"]
+    @property
+    def columns(self) -> list[str]:
+        return ["what", f"{self.unit}/s (median)", "lowest", "highest", "ratio"]
 
     @property
     def rows(self) -> list[list[str]]:
@@ -105,12 +110,14 @@ def bench_env(env: str, options: EnvBench) -> Result:
 def bench_train(algo: str, env: str, options: TrainBench, part: str = "train") -> Result:
     device = _prepare(options)
     works = {f"shoal, {algo}, {mode}": trainer(algo, env, options, device, mode, part) for mode in _modes(options, device)}
+    epochs = f"{options.epochs} epochs, {options.minibatches} minibatches"
+    work = f"a batch of {options.batch} every {options.every:g} steps" if replays(algo) else epochs
     title = (
         f"{'training' if part == 'train' else 'updates of'} {algo} on {env}: {options.rows} rows x {options.rollout} steps, "
-        f"{options.epochs} epochs, {options.minibatches} minibatches, nets {'-'.join(map(str, options.hidden))}, "
-        f"{_where(options, device)}"
+        f"{work}, nets {'-'.join(map(str, options.hidden))}, {_where(options, device)}"
     )
-    return _measure(title, works, _reference(env) if part == "train" else None, options)
+    unit = "updates" if part == "update" and replays(algo) else "steps"
+    return _measure(title, works, _reference(env) if part == "train" else None, options, unit)
 
 
 def _prepare(options: Bench) -> torch.device:
@@ -132,7 +139,9 @@ def _where(options: Bench, device: torch.device) -> str:
     return torch.cuda.get_device_name(device) + precision
 
 
-def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callable[[], int] | None, options: Any) -> Result:
+def _measure(
+    title: str, works: dict[str, Callable[[], int]], reference: Callable[[], int] | None, options: Any, unit: str = "steps"
+) -> Result:
     """Each work is a function that does a piece and says how many environment steps it was."""
     base = "mpe2, bare stepping" if reference is not None else next((w for w in works if w.endswith(", off")), None)
     if reference is not None:
@@ -146,7 +155,7 @@ def _measure(title: str, works: dict[str, Callable[[], int]], reference: Callabl
             while time.perf_counter() - began < options.seconds:
                 steps += work()
             rates[name].append(steps / (time.perf_counter() - began))
-    return Result(title, rates, base)
+    return Result(title, rates, base, unit)
 
 
 def _stepper(env_id: str, rows: int, device: torch.device, mode: str) -> Callable[[], int]:
@@ -191,19 +200,30 @@ def _stepper(env_id: str, rows: int, device: torch.device, mode: str) -> Callabl
 
 
 def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: str, part: str = "train") -> Callable[[], int]:
-    """The loop's own iterations, or updates from one rollout, without logs, evaluations and checkpoints."""
+    """The loop's own iterations, or updates from one rollout, without logs, evaluations and checkpoints. Says how many
+    environment steps it did; of updates from a replay, how many of those."""
     known = {f.name for f in dataclasses.fields(find("algos", algo).load().Config)}
     wanted: dict[str, Any] = {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches}
     wanted |= {"normalise_obs": o.normalise, "normalise_value": o.normalise}
+    wanted |= {"batch": o.batch, "every": o.every, "capacity": 100_000, "learning_starts": 1000}
     sections: dict[str, Any] = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": o.hidden}}
     run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
-
+    if find("algos", algo).load().pay == "common":
+        run["reward"] = "team-mean"
+    if replays(algo):
+        sections["net"]["activation"] = "relu"
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))
+    if part == "update" and loop.lessons:
+        return lambda: _updates(loop)
     if part == "update":
         batch = loop.collector.collect(loop.rollout)
         loop.pay(batch)
-        update = lambda: [loop.teach(a, batch) for a in loop.learners]  # noqa: E731
-        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update, print)
+
+        def update() -> None:
+            for a in loop.learners:
+                loop.teach(a, batch)
+
+        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update, lambda _: None)
 
     def work() -> int:
         loop.iterate()
@@ -212,6 +232,23 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
         return loop.rollout * loop.env.rows
 
     return work
+
+
+def replays(algo: str) -> bool:
+    return "capacity" in {f.name for f in dataclasses.fields(find("algos", algo).load().Config)}
+
+
+def _updates(loop: Loop, filled: int = 10_000, updates: int = 20) -> int:
+    """So many updates of every learner, from a replay that has something in it."""
+    while loop.step < filled:
+        loop.on_device()
+        loop.step += loop.rollout * loop.env.rows
+    for learn in loop.on_device_lessons:
+        for _ in range(updates):
+            learn()
+    if loop.env.device.type == "cuda":
+        torch.cuda.synchronize()
+    return updates
 
 
 def _reference(env: str) -> Callable[[], int] | None:

@@ -95,7 +95,8 @@ class Collector:
         before = self.memory
         in_turn = self._in_halves if env.halves else self._in_step
         *parts, stats, lost, memories = in_turn(steps, noise, world_noise)
-        batch = Batch(*parts, before, memories=memories)  # type: ignore[call-arg]
+        batch = Batch(*parts, before)  # type: ignore[call-arg]
+        batch.memories = memories
         self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats, lost)
         return batch
 
@@ -128,7 +129,8 @@ class Collector:
             act(k, 0)
         for t in range(steps):
             for k, buffer in enumerate(self.buffers):
-                buffer.put(self._record(frames[k], *acted[k], outcome := env.receive(k)))
+                outcome, (before, actions, extras) = env.receive(k), acted[k]
+                buffer.put(self._record(frames[k], before, actions, extras, outcome))
                 frames[k] = outcome.frame
                 if t + 1 < steps:
                     act(k, t + 1)

@@ -46,6 +46,9 @@ class Captured:
             except RuntimeError as e:
                 device = self.env.device  # a generator that was registered with a failed capture draws no more
                 self.loop.collector.generator, self.loop.update_noise = torch.Generator(device), torch.Generator(device)
+                for one in (self.loop.on_device, *self.loop.on_device_lessons):
+                    if isinstance(one, Captured):
+                        one.graphs.clear()  # they draw from the generators of before
                 self._restore(before)
                 reason = next((line for line in str(e).splitlines() if line), type(e).__name__).rstrip(".")
                 self.loop.remark(f"Iterations cannot be captured as a CUDA graph, and run eagerly: {reason}.")

@@ -56,7 +56,8 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
     if len(wanted := {f.capacity for f in feeds}) > 1:
         given = " and ".join(f"{x:,}" for x in sorted(wanted))
         raise UserError(f"the groups want replays of {given} steps: give them one --algo.capacity.")
-    capacity, longest = feeds[0].capacity, max(max(f.length for f in feeds), rollout)
+    capacity = feeds[0].capacity
+    longest = max(rollout, *(f.length + (rollout if f.whole else 0) for f in feeds))  # room for one that is not yet overwritten
     if capacity < longest * rows:
         raise UserError(
             f"--algo.capacity is {capacity:,}: with {rows} rows and {longest} steps at a time it must be {longest * rows:,} at "
@@ -68,7 +69,9 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
         return torch.zeros(1, spec[g].n, *shape, dtype=dtype, device=device)
 
     names = [g.name for g in spec.groups]
-    actions = {g: blank(g, torch.float if spec[g].action.kind == "continuous" else torch.long, spec[g].action.shape) for g in names}
+    actions = {
+        g: blank(g, torch.float if spec[g].action.kind == "continuous" else torch.long, spec[g].action.shape) for g in names
+    }
     paid, ended = ({g: blank(g, d) for g in names} for d in (torch.float, torch.bool))
     moment = (frame, frame, actions, paid, ended, torch.zeros(1, dtype=torch.bool, device=device))
     return ReplayBuffer(moment, remembered(learners, memory), capacity // rows, rows, device)
@@ -81,8 +84,8 @@ def remembered(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
 
 def moments_of(batch: Batch) -> tuple[Any, ...]:
     """What is kept of a rollout: rewards as they were paid at the time."""
-    paid = {g: x.float() for g, x in batch.paid.items()}
-    return batch.frame, batch.next, batch.actions, paid, {g: p.terminated for g, p in batch.pays.items()}, batch.over
+    paid, ended = {g: x.float() for g, x in batch.paid.items()}, {g: p.terminated for g, p in batch.pays.items()}
+    return batch.frame, batch.next, batch.actions, paid, ended, batch.over
 
 
 def over_of(moments: tuple[Any, ...]) -> Tensor:
@@ -93,6 +96,16 @@ def batch_of(moments: tuple[Any, ...], memory: dict[str, Any]) -> Batch:
     frame, next_frame, actions, paid, ended, over = moments
     pays = {g: Pay(paid[g], ended[g]) for g in paid}
     return Batch(frame, next_frame, actions, pays, over, {g: {} for g in paid}, memory, dict(paid))
+
+
+def break_off(replay: ReplayBuffer, lessons: list[Lesson], rows: Tensor) -> None:
+    """The episodes under way in these rows [B] will not go on: what was written last is their last step."""
+    over = replay.moments.leaves[-1]
+    last = replay.slots(replay.count - 1)
+    replay.moments.store[over.dtype][last, :, over.start] |= rows
+    for lesson in lessons:
+        if isinstance(lesson.sampler, Episodes):
+            lesson.sampler.clock.masked_fill_(rows, 0)
 
 
 def cost(replay: ReplayBuffer) -> str:

@@ -38,7 +38,7 @@ from shoal.training import checkpoint
 from shoal.training.collect import Collector
 from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
-from shoal.training.lessons import Lesson, Segments, cost, make_replay, moments_of, remembered
+from shoal.training.lessons import Lesson, Segments, break_off, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
@@ -402,6 +402,9 @@ class Loop:
         if self.replay is not None:
             self.segments.load(self.replay, state["replay"]["spans"], state["replay"]["count"])
             self.load_replay_state(state["replay"]["state"])
+            if self.env.begun_anew is not None and self.step:
+                break_off(self.replay, self.lessons, self.env.begun_anew)
+                self.segments.spans.clear()  # what is on disk goes on as if nothing had happened: it is written anew
         self.restored, self.logs_at = True, state["logs"]
 
     def replay_state(self) -> dict[str, Any]:
