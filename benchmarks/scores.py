@@ -48,6 +48,23 @@ def one(words: str, wanted: float, zoo: str) -> Score:
     return Score(train, {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
 
 
+REPLAY = (
+    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --net.gain 0.6 --algo.rollout 5 --algo.every 25 "
+    "--algo.batch 512 --algo.lr 1e-3 --algo.lr-schedule linear --algo.epsilon-steps 200k --eval.episodes 400"
+)
+COUNTERFACTUAL = (
+    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --net.gain 1 --algo.lr 1e-3 --algo.lr-schedule linear "
+    "--algo.critic-slices 5 --algo.target-every 20 --algo.advantage-scope group --algo.entropy 0.03 --eval.episodes 400"
+)
+
+
+def values(words: str, wanted: float, zoo: str) -> Score:
+    """DDQN on a task of one agent, one seed; beside it what rl-baselines3-zoo's DQN reached, in so many steps."""
+    common = "--envs 8 --algo.rollout 8 --algo.batch 128 --algo.lr-schedule linear --algo.capacity 100k --eval.episodes 32"
+    train = f"ddqn {' '.join(words.split())} {common}"
+    return Score(train, {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
+
+
 SCORES = {
     "mappo-spread": Score(
         f"mappo simple_spread --steps 100M --envs 4096 --algo.lr 2e-3 {COMMON} --net.hidden 128,128",
@@ -85,6 +102,66 @@ SCORES = {
         {},
         ("adversary", "agent"),
         "MARLlib agent 8.7, adversary -15.8",
+    ),
+    "qmix-spread": Score(
+        f"qmix simple_spread --steps 2.5M {REPLAY} --algo.target-every 2000",
+        {"return/agents": -9.5},
+        beside="EPyMARL -8.6 (2M), JaxMARL -17",
+        seeds=2,
+    ),
+    "vdn-spread": Score(
+        f"vdn simple_spread --steps 2.5M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
+        {"return/agents": -10.0},
+        beside="EPyMARL -9.3 (2M), JaxMARL -11, XuanCe -13.1",
+        seeds=2,
+    ),
+    "iql-spread": Score(
+        f"iql simple_spread --steps 2M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
+        {"return/agents": -11.0},
+        beside="EPyMARL -9.6 (2M), JaxMARL -13, XuanCe -19.5",
+        seeds=2,
+    ),
+    "coma-spread": Score(
+        f"coma simple_spread --steps 5M {COUNTERFACTUAL} --net.share none",
+        {"return/agents": -17.0},
+        beside="EPyMARL -21.6, -15.7 without sharing (20M)",
+        seeds=2,
+    ),
+    "qmix-speaker-listener": Score(
+        f"qmix simple_speaker_listener --steps 1M {REPLAY} --algo.target-every 500",
+        {"return/listener": -13.0},
+        beside="EPyMARL -11.6 (2M)",
+        seeds=2,
+    ),
+    "coma-speaker-listener": Score(
+        f"coma simple_speaker_listener --steps 3M {COUNTERFACTUAL}",
+        {"return/listener": -16.0},
+        beside="EPyMARL -30 (20M)",
+        seeds=2,
+    ),
+    "ddqn-cartpole": values(
+        "CartPole-v1 --steps 80k --algo.every 2 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 10k --algo.epsilon-last 0.04 "
+        "--algo.target-every 100 --algo.learning-starts 1000",
+        500,
+        "500 (50k)",
+    ),
+    "ddqn-acrobot": values(
+        "Acrobot-v1 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 30k --algo.target-every 250 "
+        "--algo.learning-starts 1000",
+        -85,
+        "-76.6 (100k)",
+    ),
+    "ddqn-mountain-car": values(
+        "MountainCar-v0 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 60k --algo.epsilon-keep "
+        "0.95 --algo.target-every 300 --algo.learning-starts 1000",
+        -120,
+        "-100.8 (120k)",
+    ),
+    "ddqn-lunar-lander": values(
+        "gymnasium/LunarLander-v3 --steps 400k --algo.every 4 --algo.lr 6e-4 --algo.n-step 3 --algo.epsilon-steps 60k "
+        "--algo.target-every 500 --net.activation relu --net.hidden 128,128",
+        200,
+        "154 (100k)",
     ),
     "ppo-cartpole": one(
         "CartPole-v1 --steps 200k --envs 32 --algo.rollout 64 --algo.lr 1e-3 --algo.epochs 10", 500, "500 (100k)"

@@ -291,14 +291,15 @@ class Target(nn.Module):
             at += p.numel()
         assert at == flat.numel(), "a target follows all that its optimiser moves"
         self.register_buffer("updates", torch.zeros((), dtype=torch.long, device=flat.device))
-        self._flat, self._ahead, self._of = (flat,), (optimiser.vector,), (module,)
+        self._flat, self._ahead = (flat,), (optimiser.vector,)
+        self._pairs = tuple(zip(self.module.buffers(), module.buffers(), strict=True))
 
     @torch.no_grad()
     def follow(self) -> None:
         self.updates += 1
         moves = self.updates % self.every == 0
         self._flat[0].lerp_(self._ahead[0], moves * self.tau)
-        for mine, theirs in zip(self.module.buffers(), self._of[0].buffers(), strict=True):
+        for mine, theirs in self._pairs:
             mine.copy_(theirs.where(moves, mine))
 
     @torch.no_grad()

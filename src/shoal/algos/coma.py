@@ -90,6 +90,7 @@ class COMA(Algorithm):
         entropy_last: float = 0.0  # share of the entropy weight that its schedule ends at
         last_action: bool = True  # agents see what they did last
         advantage_scope: Literal["none", "group", "agent"] = "none"  # normalised over what
+        dueling: bool = True  # the critic's values and advantages apart, so that choices seldom made keep up with the others
         critic_slices: int = 0  # steps of the critic, over slices of time, the last first; 0: one over all
         target_every: int = 200  # steps of the critic between those of its target
         target_tau: float = 1.0  # share by which it follows; 1: copied
@@ -101,6 +102,7 @@ class COMA(Algorithm):
         weight_decay: float = 0.0  # decoupled, as in AdamW
         grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+        normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
         normalise_reward: bool = False  # rewards divided by their running root mean square
         normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
         reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
@@ -144,6 +146,7 @@ class COMA(Algorithm):
         self.sights = nn.ModuleDict(eyes)
         self.actors = nn.ModuleDict({g: self._actor(g, generator) for g in groups})
         self.critics = nn.ModuleDict({g: self._critic(g, generator) for g in groups})
+        self.value_norm = make() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
         self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
         self._weight = schedules.make(c.entropy_schedule, c.entropy, c.entropy * c.entropy_last, "--algo.entropy-schedule")
@@ -190,7 +193,7 @@ class COMA(Algorithm):
     def _critic(self, g: str, generator: torch.Generator) -> Values:
         net = replace(self.net, attention="none", hidden=self.net.critic_hidden or self.net.hidden)
         width = scope_width(self.spec, (g,), "world") + vector_width(self.spec[g].obs) + 2 * sum(self.sizes.values())
-        return Values(width, self.spaces[g], self.spec[g].agents, net, generator)
+        return Values(width, self.spaces[g], self.spec[g].agents, net, generator, self.config.dueling)
 
     def _sight(self, g: str) -> Sight:
         return self.sights[g]  # type: ignore[return-value]
@@ -273,6 +276,10 @@ class COMA(Algorithm):
             seen = {g: self._seen(batch.frame, g, played, last) for g in self.groups}
             following = self._following(batch, played, after)
             target = {g: self._targets(batch, g, seen[g], played, following) for g in self.groups}
+            if self.value_norm is not None:
+                for g in self.groups:
+                    self.value_norm.update(target[g], self._mask(batch, g))
+                target = {g: self.value_norm.normalise(x) for g, x in target.items()}
         q, told = self._judge(batch, seen, played, target)
         told |= self._improve(batch, policies, played, q)
         if isinstance(self.feed, Rollout):
@@ -331,12 +338,16 @@ class COMA(Algorithm):
             _, state = critic(seen, *self._moment(batch, g, "critic"))
             state = where_rows(view.start, tree_map(torch.zeros_like, state), state)
         q_tp1, _ = critic(self._seen(batch.next, g, following, played), state, None, self._moves(view.acts | ~view.alive))
-        value_tp1 = values.expected(q_tp1, following[g], self.spaces[g])
+        value_tp1 = self._in_rewards(values.expected(q_tp1, following[g], self.spaces[g]))
         terminated = batch.pays[g].terminated
         cut = batch.over[..., None].expand_as(terminated)
         cut = cut | ~view.alive if self.uneven else cut
         terminated = terminated if c.time_limit else terminated | cut
         return td_lambda(self._reward(batch, g), value_tp1, terminated, cut, c.gamma, c.lam)
+
+    def _in_rewards(self, value: Tensor) -> Tensor:
+        """Values in the units of the rewards that are learnt from."""
+        return value if self.value_norm is None else self.value_norm.denormalise(value)
 
     def _reward(self, batch: Batch, g: str) -> Tensor:
         reward = batch.paid[g] * self.config.reward_scale
@@ -367,10 +378,12 @@ class COMA(Algorithm):
             norm = self.critic_optimiser.descend(losses.masked_sum(error, there), count, count > 0)
             self.target.follow()
             value = value.detach()
-            each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": value}
+            each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": self._in_rewards(value)}
             told.append({**{k: losses.masked_mean(x, there) for k, x in each.items()}, "grad_norm_critic": norm})
         whole = {g: torch.cat(xs[::-1]) for g, xs in said.items()}
-        return whole, {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
+        return {g: self._in_rewards(q) for g, q in whole.items()}, {
+            k: torch.stack([t[k] for t in told]).mean() for k in told[0]
+        }
 
     @torch.no_grad()
     def _states(self, batch: Batch, g: str, seen: Tensor, begins: list[int]) -> list[Any]:
@@ -419,5 +432,5 @@ class COMA(Algorithm):
             last[g] = chosen[g].masked_fill(frame[g].start[..., None], 0)
         for g, space in self.spaces.items():
             q, _ = self.critics[g](self._seen(frame, g, chosen, last))
-            parts.append(values.expected(q, chance[g], space))
+            parts.append(self._in_rewards(values.expected(q, chance[g], space)))
         return torch.cat(parts, 2)

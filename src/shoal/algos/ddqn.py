@@ -17,8 +17,9 @@ Knobs, and what they do
   memory is refused before anything starts.
 
   Exploration. With probability epsilon any legal action, tossed for each row and agent: from `epsilon` to `epsilon_last` over
-  the first `epsilon_steps` environment steps, then flat, by `epsilon_schedule`. `noisy` puts noise whose size is learnt
-  into the output layer, for each row and agent its own: give it `--algo.epsilon 0`.
+  the first `epsilon_steps` environment steps, then flat, by `epsilon_schedule`. `epsilon_keep` 0.9 lets a random action go on,
+  ten steps on average: where single random steps lead nowhere (MountainCar) it is what finds the goal. `noisy` puts noise
+  whose size is learnt into the output layer, for each row and agent its own: give it `--algo.epsilon 0`.
 
   Targets. `n_step` rewards before the values take over, fewer where an episode ends; what was cut off is bootstrapped from its
   true last observation (`time_limit`). `target_every` 200 and `target_tau` 1 copy the weights every 200 updates;
@@ -59,7 +60,7 @@ from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
 from shoal.ops.distributions import noise_of
-from shoal.ops.explore import epsilon_greedy
+from shoal.ops.explore import epsilon_greedy, epsilon_keeping
 from shoal.ops.returns import n_step, turn_values, unsettled_turns
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map, where_rows
@@ -91,6 +92,7 @@ class DDQN(Algorithm):
         epsilon_last: float = 0.05  # and at last
         epsilon_steps: int = 100_000  # environment steps until then; flat from there on
         epsilon_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
+        epsilon_keep: float = 0.0  # chance that a random action goes on for another step; as many steps stay random
         target_every: int = 200  # updates between those of the target
         target_tau: float = 1.0  # share by which it follows; 1: copied
         huber: float | None = 1.0  # errors beyond this count linearly; none: squared errors
@@ -100,7 +102,6 @@ class DDQN(Algorithm):
         weight_decay: float = 0.0  # decoupled, as in AdamW
         grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
         normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
-        normalise_value: bool = False  # the nets learn returns of mean 0 and deviation 1
         normalise_reward: bool = False  # rewards divided by their running root mean square
         normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
         reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
@@ -110,6 +111,7 @@ class DDQN(Algorithm):
             whole = ("rollout", "every", "batch", "capacity", "chunk", "n_step", "epsilon_steps", "target_every")
             bounds: dict[str, tuple[float, float]] = {
                 **dict.fromkeys(("gamma", "epsilon", "epsilon_last", "target_tau", "lr_last", "priority_weight"), (0, 1)),
+                "epsilon_keep": (0, 0.999),
                 **dict.fromkeys(("weight_decay", "learning_starts", "burn_in", "priority"), (0, 1e30)),
             }
             bounded(self, bounds, (*whole, "lr", "huber", "grad_clip", "reward_scale"))
@@ -146,10 +148,10 @@ class DDQN(Algorithm):
         self.sights = nn.ModuleDict({g: Sight(self, "own", "state", net, c.normalise_obs, make, (g,)) for g in groups})
         self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
-        self.value_norm = make() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
         self.noisy_draws = {g: self._net(g).noise for g in groups}
-        self.noise = max(1 + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
+        self.tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
+        self.noise = max(self.tosses + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
         self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
         self._epsilon = schedules.make(c.epsilon_schedule, c.epsilon, c.epsilon_last, "--algo.epsilon-schedule")
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
@@ -186,8 +188,13 @@ class DDQN(Algorithm):
     # --- acting ---
 
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
-        parts = {g: self._net(g).net.memory for g in self.groups}
-        return {g: {} if m is None else m.zero(rows, device) for g, m in parts.items()}
+        out: dict[str, Any] = {}
+        for g in self.groups:
+            remembers, wide = self._net(g).net.memory, 1 + len(self.spaces[g].sizes)
+            out[g] = {} if remembers is None else dict(remembers.zero(rows, device))
+            if self.config.epsilon_keep:
+                out[g]["random"] = torch.zeros(rows, self.spec[g].n, wide, dtype=torch.long, device=device)
+        return out
 
     def act(
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
@@ -198,10 +205,16 @@ class DDQN(Algorithm):
             u = None if noise is None else noise[g]
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
             obs = self._sight(g).obs(frame, view.acts.dim() - 1)
-            q, after[g] = self._net(g)(obs, memory[g], None, self._moves(view.acts), weights)
-            actions[g] = values.best(q, space, view.legal)
-            if u is not None:
-                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + noise_of(space)], self.epsilon, space, view.legal)
+            q, state = self._net(g)(obs, memory[g], None, self._moves(view.acts), weights)
+            actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
+            if u is None:
+                continue
+            u, keep = u[..., : self.tosses + noise_of(space)], self.config.epsilon_keep
+            if keep:
+                explored = epsilon_keeping(actions[g], u, self.epsilon, keep, memory[g]["random"], space, view.legal)
+                actions[g], after[g]["random"] = explored
+            else:
+                actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
         return actions, after, {g: {} for g in self.groups}
 
     def _moves(self, acts: Tensor) -> Tensor | None:
@@ -242,11 +255,10 @@ class DDQN(Algorithm):
         goes_on = self._goes_on(later) if self.uneven else None
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
-            q_tp1 = self._in_rewards(self.joint(q_tp1, goes_on, later.next, target=True))
-            target, mask = self._targets(later, q_tp1, None if value_t is None else self._in_rewards(value_t))
-            mask = None if mask is None else mask[: self.chunk]
-            target = self._normalised(target[: self.chunk], mask)  # what follows was there for its rewards
-        q_t = q_t[: self.chunk]
+            q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
+            target, mask = self._targets(later, q_tp1, value_t)
+        q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
+        mask = None if mask is None else mask[: self.chunk]
         loss = losses.value_error(q_t, target, c.huber)
         loss = loss if weight is None else loss * weight[:, None]
         count = q_t.numel() if mask is None else mask.sum()
@@ -256,7 +268,7 @@ class DDQN(Algorithm):
         return {
             "td_loss": losses.masked_mean(loss.detach(), mask),
             "td_error": losses.masked_mean(error.abs(), mask),
-            "q": losses.masked_mean(self._in_rewards(q_t.detach()), mask),
+            "q": losses.masked_mean(q_t.detach(), mask),
             "epsilon": self.epsilon.clone(),
             "learning_rate": self.optimiser.rate.clone(),
             "target_lag": self.target.lag(),
@@ -337,17 +349,6 @@ class DDQN(Algorithm):
         square = self.reward_norm.var + self.reward_norm.mean.square()
         return reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
 
-    def _in_rewards(self, value: Tensor) -> Tensor:
-        """Values in the units of the rewards that are learnt from."""
-        return value if self.value_norm is None else self.value_norm.denormalise(value)
-
-    def _normalised(self, target: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns in the nets' units, once the statistics have moved."""
-        if self.value_norm is None:
-            return target
-        self.value_norm.update(target, mask)
-        return self.value_norm.normalise(target)
-
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""
         parts = [
@@ -355,7 +356,7 @@ class DDQN(Algorithm):
             for g in self.groups
             for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
         ]
-        return self._in_rewards(self.joint(torch.cat(parts, 2), None, frame, False)).expand(-1, -1, self.n)
+        return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)
 
     def _cat(self, part: Any) -> Tensor:
         """The groups' tensors [T, B, N] side by side."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.ops.distributions import Choice
+from shoal.ops.values import taken
 from shoal.spec import Discrete, MultiDiscrete
 
 EDGE = 1e-7  # uniform numbers are kept so far from 0 and 1
@@ -28,6 +29,31 @@ def epsilon_greedy(
     anything = Choice(torch.zeros_like(u), space.sizes, legal, space.shape == ()).sample(u)
     wild = coin < epsilon
     return anything.where(wild if space.shape == () else wild[..., None], greedy)
+
+
+def epsilon_keeping(
+    greedy: Tensor,
+    noise: Tensor,
+    epsilon: Tensor,
+    keep: float,
+    before: Tensor,
+    space: Discrete | MultiDiscrete,
+    legal: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `epsilon_greedy`, but a random action goes on for another step with probability `keep`, where it is legal still
+    (Dabney et al., 2021, https://arxiv.org/abs/2006.01782): exploration goes somewhere. It is begun less often, so that the
+    share of random steps stays `epsilon`. noise [..., A + 2]; `before`, and what is returned beside the action, is
+    [..., 1 + D]: whether the last action was random, and which."""
+    coin, stay, u = noise[..., 0], noise[..., 1], noise[..., 2:]
+    single, old = space.shape == (), before[..., 1:]
+    goes_on = (before[..., 0] > 0) & (stay < keep)
+    if legal is not None:
+        goes_on = goes_on & (taken(legal.float(), old[..., 0] if single else old, space) == 1)
+    wild = goes_on | (coin < epsilon * (1 - keep) / (1 - epsilon * keep))
+    anything = Choice(torch.zeros_like(u), space.sizes, legal, single).sample(u)
+    drawn = old.where(goes_on[..., None], anything[..., None] if single else anything)
+    action = (drawn[..., 0] if single else drawn).where(wild if single else wild[..., None], greedy)
+    return action, torch.cat((wild[..., None].long(), drawn), -1)
 
 
 def floored(probability: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:

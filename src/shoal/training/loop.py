@@ -275,9 +275,12 @@ class Loop:
     def teach(self, a: Algorithm, batch: Batch) -> Tensor | None:
         """One learner, one update. Returns the priorities that it left."""
         batch.noise = torch.rand(a.draws(*batch.over.shape), generator=self.update_noise, device=batch.over.device)
-        a.train()  # modules of the user's own may act otherwise than they learn
+        own = a.net.module is not None  # the user's modules may act otherwise than they learn; ours do not, and are many
+        if own:
+            a.train()
         metrics = a.update(batch)
-        a.eval()
+        if own:
+            a.eval()
         priority = metrics.pop("priority", None)
         self.means.add(",".join(a.groups), metrics)
         return priority

@@ -1,0 +1,728 @@
+"""Exact resume of those who learn from a replay: its contents and all that is known of them, with every option of theirs; and
+the files that it is kept in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from test_options_resume import MINE, differing, leaves
+
+import shoal
+from shoal.algos.coma import COMA
+from shoal.algos.ddqn import DDQN
+from shoal.algos.iql import IQL
+from shoal.algos.qmix import QMIX
+from shoal.algos.vdn import VDN
+from shoal.cli import main
+from shoal.training import checkpoint
+from shoal.training.lessons import Segments
+from shoal.training.run import Run
+
+ROWS, LAPS, STOPS = 4, 6, (2, 5)
+CARTPOLE = "gymnasium/CartPole-v1"
+SHORT = {"max_cycles": 5}  # out of step with rollouts: stops fall into episodes
+WORLDS: dict[str, Any] = {
+    **dict.fromkeys(("simple_spread", "simple_tag", "simple_speaker_listener", "simple_world_comm", "simple_reference"), SHORT)
+}
+NET = {"hidden": (8,), "memory_width": 4, "attention_width": 8, "heads": 2}
+SMALL = {  # ten steps of each row, of eighteen: some are written over at the second stop, and more at the end
+    "algo.rollout": 3,
+    "algo.every": 5,  # an update is owed in part when an iteration ends
+    "algo.batch": 4,
+    "algo.capacity": 40,
+    "algo.learning_starts": 24,
+    "algo.epsilon_steps": 60,
+    "algo.target_every": 3,
+}
+FRESH = {"algo.rollout": 4, "algo.epsilon_steps": 60, "algo.target_every": 3, "run.reward": "team-mean"}
+PAST = {**FRESH, "algo.replay": 12, "algo.batch": 2, "algo.every": 9}  # fifteen steps of each row, of twenty-four
+MEMORY = {"net.memory": "gru", "algo.chunk": 3, "algo.burn_in": 2}
+BASE = {**dict.fromkeys(("ddqn", "dqn", "iql", "vdn", "qmix"), SMALL), "coma": FRESH, "ippo": {}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An option and its value; `beside` is what it needs to matter."""
+
+    option: str  # algo.NAME, net.NAME or run.NAME
+    value: Any
+    env: str = "simple_spread"
+    algorithm: str = "ddqn"
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self):
+        near = {k: v for k, v in self.beside.items() if FRESH.get(k) != v}
+        return " ".join([self.algorithm, self.env, self.option, str(self.value), *map(str, near.values())])
+
+    @property
+    def plain(self):
+        beside = {k: v for k, v in self.beside.items() if (k, v) != (self.option, self.value)}
+        return {"algorithm": self.algorithm, "env": self.env, "options": beside}
+
+    @property
+    def whole(self):
+        return {**self.plain, "options": {**self.beside, self.option: self.value}}
+
+
+def each(option, values, env="simple_spread", algorithm="ddqn", beside=None):
+    return [Case(option, v, env, algorithm, beside or {}) for v in values]
+
+
+SCHEDULES = ["exponential:0.9/update", "{mine}/mine.py:Halving"]
+RANKED = {"algo.prioritised": True}
+CASES = [
+    *each("algo.rollout", [5]),
+    *each("algo.rollout", [1], beside={"algo.learning_starts": 0}),
+    *each("algo.every", [0.8, 17]),
+    *each("algo.batch", [1, 9]),
+    *each("algo.capacity", [12, 30, 1000]),  # no more than a rollout; with a remainder; never full
+    *each("algo.learning_starts", [0, 30, 60]),  # stops are at 24 and 60
+    *each("algo.chunk", [4]),
+    *each("algo.chunk", [1, 5], "probe_deaths", beside=MEMORY),
+    *each("algo.burn_in", [0, 4], beside=MEMORY),
+    *each("algo.n_step", [3, 9]),
+    *each("algo.n_step", [3], "probe_deaths", beside={**MEMORY, **RANKED}),
+    *each("algo.gamma", [0.5]),
+    *each("algo.time_limit", [False]),
+    *each("algo.double", [False]),
+    *each("algo.dueling", [True]),
+    *each("algo.noisy", [True], beside={"algo.epsilon": 0.0}),
+    *each("algo.noisy", [True], beside={"algo.dueling": True, "net.memory": "lstm", "algo.chunk": 3, **RANKED}),
+    *each("algo.prioritised", [True]),
+    *each("algo.prioritised", [True], "probe_deaths", beside=MEMORY),
+    *each("algo.priority", [0.0, 1.0], beside=RANKED),
+    *each("algo.priority_weight", [0.9], beside=RANKED),
+    *each("algo.epsilon", [0.3]),
+    *each("algo.epsilon_last", [0.5]),
+    *each("algo.epsilon_steps", [50, 1000]),
+    *each("algo.epsilon_schedule", ["constant", "cosine", *SCHEDULES]),
+    *each("algo.target_every", [1, 1000]),
+    *each("algo.target_tau", [0.1]),
+    *each("algo.huber", [None, 0.1]),
+    *each("algo.lr", [3e-3]),
+    *each("algo.lr_schedule", ["linear", *SCHEDULES]),
+    *each("algo.lr_last", [0.5], beside={"algo.lr_schedule": "linear"}),
+    *each("algo.weight_decay", [0.1]),
+    *each("algo.grad_clip", [None], beside={"algo.grad_clip": 0.01}),
+    *each("algo.normalise_obs", [False]),
+    *each("algo.normalise_value", [True]),
+    *each("algo.normalise_reward", [True]),
+    *each("algo.normaliser", ["{mine}/mine.py:Bound"]),
+    *each("algo.reward_scale", [0.1]),
+    *each("algo.shaper", ["{mine}/mine.py:fading"]),
+    *each("algo.mixer_width", [4], "simple_speaker_listener", "qmix"),
+    *each("algo.hyper_width", [0], "simple_speaker_listener", "qmix"),
+    *each("net.memory", ["gru", "lstm"], beside={"algo.chunk": 3}),
+    *each("net.memory", ["gru"], "simple_tag", beside={"algo.chunk": 3, **RANKED}),
+    *each("net.memory", ["lstm"], "simple_speaker_listener", "qmix", {"algo.chunk": 3, **RANKED}),
+    *each("net.memory", ["gru"], "probe_turns", beside={"algo.chunk": 3}),
+    *each("net.share", ["none", "agent_0=a,agent_1=b,agent_2=a"]),
+    *each("net.attention", ["actor"]),
+    *each("net.precision", ["bf16"], beside=MEMORY),
+    *each("net.module", ["{mine}/mine.py:Mine"]),  # counts when it learns
+    *each("run.reward", ["team-mean", "team-sum"]),
+    *each("algo.prioritised", [True], "simple_tag"),  # several learners, a place of their own in the ring each
+    *each("algo.prioritised", [True], "probe_turns"),
+    *each("algo.prioritised", [True], "probe_illegal"),
+    *each("algo.prioritised", [True], "probe_image"),
+    *each("algo.prioritised", [True], "simple_speaker_listener", "vdn"),
+    *each("algo.prioritised", [True], "simple_speaker_listener", "qmix"),
+    *each("algo.normalise_reward", [True], "probe_deaths", "qmix", {"run.reward": "team-mean", **MEMORY}),
+    *each("algo.dueling", [True], "simple_reference", "iql"),  # several choices at once
+    *each("algo.double", [True], "simple_spread", "dqn"),
+]
+COUNTERFACTUAL = [
+    *each("algo.rollout", [5]),
+    *each("algo.episodes", [2]),
+    *each("algo.replay", [12, 400], beside=PAST),
+    *each("algo.replay", [20], "probe_deaths", beside=PAST),
+    *each("algo.replay", [12], "simple_speaker_listener", beside={**PAST, "net.memory": "gru"}),
+    *each("algo.batch", [3], beside=PAST),
+    *each("algo.every", [None, 0.8], beside=PAST),
+    *each("algo.gamma", [0.5]),
+    *each("algo.lam", [0.2]),
+    *each("algo.lam", [0.2], beside=PAST),
+    *each("algo.time_limit", [False]),
+    *each("algo.epsilon", [0.1]),
+    *each("algo.epsilon_last", [0.4]),
+    *each("algo.epsilon_steps", [100]),
+    *each("algo.epsilon_schedule", ["constant", "cosine", *SCHEDULES]),
+    *each("algo.entropy", [0.5]),
+    *each("algo.entropy_schedule", ["linear", *SCHEDULES], beside={"algo.entropy": 0.5}),
+    *each("algo.entropy_last", [0.5], beside={"algo.entropy_schedule": "linear"}),
+    *each("algo.last_action", [False]),
+    *each("algo.advantage_scope", ["group", "agent"]),
+    *each("algo.dueling", [False]),
+    *each("algo.critic_slices", [4]),
+    *each("algo.critic_slices", [2], "probe_deaths", beside={**PAST, "algo.replay": 20, "net.memory": "lstm"}),
+    *each("algo.target_every", [1]),
+    *each("algo.target_tau", [0.1]),
+    *each("algo.huber", [0.1]),
+    *each("algo.lr", [3e-3]),
+    *each("algo.lr_critic", [3e-3]),
+    *each("algo.lr_schedule", ["linear", *SCHEDULES]),
+    *each("algo.lr_last", [0.5], beside={"algo.lr_schedule": "linear"}),
+    *each("algo.weight_decay", [0.1]),
+    *each("algo.grad_clip", [None], beside={"algo.grad_clip": 0.01}),
+    *each("algo.normalise_obs", [False]),
+    *each("algo.normalise_obs", [False], beside=PAST),
+    *each("algo.normalise_value", [False]),
+    *each("algo.normalise_reward", [True]),
+    *each("algo.normaliser", ["{mine}/mine.py:Bound"]),
+    *each("algo.reward_scale", [0.1], beside={"algo.normalise_value": False}),
+    *each("algo.shaper", ["{mine}/mine.py:fading"], beside=PAST),
+    *each("net.memory", ["gru", "lstm"], "probe_deaths"),
+    *each("net.share", ["none"], beside=PAST),
+]
+CASES += [Case(c.option, c.value, c.env, "coma", c.beside) for c in COUNTERFACTUAL]
+NOWHERE: dict[str, str] = {}  # options that have no case, and why
+
+
+@pytest.mark.parametrize(("algorithm", "cls"), [("ddqn", DDQN), ("coma", COMA)])
+def test_every_option_has_a_case_and_every_word_of_it(algorithm, cls):
+    hints = get_type_hints(cls.Config)
+    mine = [c for c in CASES if c.algorithm == algorithm]
+    assert {c.option for c in mine if c.option.startswith("algo.")} == {f"algo.{k}" for k in hints} - NOWHERE.keys()
+    assert not {c.option for c in mine} & NOWHERE.keys()
+    for f in fields(cls.Config):
+        tried = {c.value for c in mine if c.option == f"algo.{f.name}"}
+        assert tried - {f.default}, f.name
+        parts = get_args(hints[f.name]) if get_origin(hints[f.name]) is not Literal else (hints[f.name],)
+        words = {w for p in parts if get_origin(p) is Literal for w in get_args(p)}
+        assert words - {f.default} <= tried, f.name
+
+
+def test_what_others_add_has_a_case_too():
+    known = {f.name for f in fields(DDQN.Config)}
+    for name, cls in {"iql": IQL, "vdn": VDN, "qmix": QMIX}.items():
+        more = {f"algo.{f.name}" for f in fields(cls.Config) if f.name not in known}
+        assert more <= {c.option for c in CASES if c.algorithm == name}
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "mine.py").write_text(MINE)
+    return folder
+
+
+class Witness(shoal.Hook):
+    """Keeps the loop, and stops it after so many steps."""
+
+    def __init__(self, until=None):
+        self.until = until
+
+    def after_iteration(self, loop):
+        self.loop = loop
+        if self.until is not None and loop.step >= self.until:
+            loop.stop("for now")
+
+
+def plan(mine, algorithm, env, options, env_config=None, compile="off", **more):
+    """What `shoal.train` is asked for, and the environment steps of an iteration."""
+    sections: dict[str, dict[str, Any]] = {"algo": {}, "net": dict(NET), "run": {}}
+    for name, value in {**BASE[algorithm], **options}.items():
+        section, _, key = name.partition(".")
+        sections[section][key] = value.replace("{mine}", str(mine)) if isinstance(value, str) else value
+    world = {**WORLDS.get(env, {}), **(env_config or {})}
+    if "episodes" in sections["algo"]:
+        del sections["algo"]["rollout"]
+        lap = ROWS * sections["algo"]["episodes"] * world["max_cycles"]
+    else:
+        lap = ROWS * sections["algo"]["rollout"]
+    asked = {
+        "algorithm": algorithm,
+        "environment": env.replace("{mine}", str(mine)),
+        "envs": ROWS,
+        "steps": LAPS * lap,
+        "seed": 3,
+        "quiet": True,
+        "compile": compile,
+        "env": world,
+        "log": {"tensorboard": False, "csv": False, "every": 4 * lap},  # metrics are under way when it stops
+        "eval": {"episodes": 2, "every": LAPS * lap},
+        "save": {"every": 0, "keep": 0, "best": "none"},
+        **sections.pop("run"),
+        **sections,
+        **more,
+    }
+    return asked, lap
+
+
+def train(out, asked, **more):
+    asked = {**asked, **more}
+    return shoal.train(asked.pop("algorithm"), asked.pop("environment"), out=out, **asked)
+
+
+def play(out, mine, stops=(), **how):
+    """All laps; with `stops` stopped after so many of them, and resumed. What there is in the end."""
+    asked, lap = plan(mine, **how)
+    hook = Witness()
+    run = train(out, asked, until=stops[0] * lap if stops else None, hook=hook)
+    for k, at in enumerate(stops):
+        assert run.load("last")["step"] == at * lap
+        hook = Witness(stops[k + 1] * lap if k + 1 < len(stops) else None)
+        run = shoal.resume(out, quiet=True, hook=hook)
+    return told(run, hook.loop)
+
+
+def told(run, loop=None):
+    """Every metric but times, all of the last checkpoint but how the replay is cut into files, the ring as the files have it,
+    and as it was."""
+    lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics]
+    assert [x["kind"] for x in lines] == ["eval", "train", "train", "eval"]
+    last = run.load("last")
+    out = {**leaves(lines, "/metrics"), **saved_ring(run, last)}
+    if "replay" in last:
+        del last["replay"]["spans"]
+    passing = ("/seconds", "/logs/metrics.jsonl", "/logs/train.log")
+    out |= {k: x for k, x in leaves(last).items() if k not in passing}
+    assert sum(isinstance(x, torch.Tensor) for x in out.values()) > 30
+    if loop is not None and loop.replay is not None:
+        out |= {f"/ring/{d}": x for d, x in loop.replay.moments.store.items()}
+        out |= {f"/before/{d}": x for d, x in loop.replay.firsts.store.items()}
+        assert last["replay"]["count"] == int(loop.replay.count) == last["step"] // ROWS
+    return out
+
+
+def saved_ring(run, last):
+    """What a checkpoint's files hold, step by step, of the newest steps that all rows have in the ring."""
+    if "replay" not in last:
+        return {}
+    capacity = max(p["algo"].get("capacity") or 0 for p in run.settings.players.values())
+    spans = last["replay"]["spans"]
+    assert [a for a, _ in spans[1:]] == [b for _, b in spans[:-1]]  # end to end
+    parts = [torch.load(run.checkpoints / "replay" / f"{a:012d}-{b:012d}.pt", weights_only=True) for a, b in spans]
+    files = {p.name for p in (run.checkpoints / "replay").iterdir()}
+    assert files == {f"{a:012d}-{b:012d}.pt" for a, b in spans}  # and no others
+    count = last["replay"]["count"]
+    assert spans[-1][1] == count
+    oldest = max(0, count - capacity // ROWS) if capacity else spans[0][0]
+    assert spans[0][0] <= oldest < spans[0][1]
+    out = {}
+    for kind in ("moments", "firsts"):
+        for dtype in parts[0][kind]:
+            joined = torch.cat([p[kind][dtype] for p in parts])
+            if capacity:
+                out[f"/files/{kind}/{dtype}"] = joined[oldest - spans[0][0] :]
+    return out
+
+
+def assert_exact(tmp_path, mine, **how):
+    whole = play(tmp_path / "whole", mine, **how)
+    assert differing(whole, play(tmp_path / "thirds", mine, stops=STOPS, **how)) == []
+    return whole
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, mine):
+    """Runs without the option, each made once."""
+    made: dict[str, Any] = {}
+
+    def make(how):
+        key = str(how)
+        if key not in made:
+            made[key] = play(tmp_path_factory.mktemp("plain") / "r", mine, **how)
+        return made[key]
+
+    return make
+
+
+def learnt(state):
+    return {k: x for k, x in state.items() if k.startswith("/algorithms")}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_resume_is_exact_with(case, tmp_path, mine, plain):
+    whole = assert_exact(tmp_path, mine, **case.whole)
+    assert differing(learnt(whole), learnt(plain(case.plain))) != []  # the option does something
+    updates = [int(x) for k, x in whole.items() if k.endswith("target.updates")]
+    assert updates
+    assert min(updates) > 0
+
+
+# --- worlds and players ---
+
+TWO = {"adversary": "ippo"}
+OTHERS: dict[str, dict[str, Any]] = {
+    "several learners": {"algorithm": "ddqn", "env": "simple_tag", "options": {}},
+    "unlike groups, vdn": {"algorithm": "vdn", "env": "simple_speaker_listener", "options": {**MEMORY, **RANKED}},
+    "unlike groups, qmix": {"algorithm": "qmix", "env": "simple_speaker_listener", "options": {"algo.n_step": 2}},
+    "unlike groups of two teams": {
+        "algorithm": "qmix",
+        "env": "simple_world_comm",
+        "options": {"run.reward": "team-mean", **RANKED},
+    },
+    "a task of Gymnasium's, here": {"algorithm": "ddqn", "env": CARTPOLE, "options": RANKED, "env_config": {"workers": 0}},
+    "a task of Gymnasium's, two workers": {
+        "algorithm": "ddqn",
+        "env": CARTPOLE,
+        "options": {**MEMORY, **RANKED},
+        "env_config": {"workers": 2},
+    },
+    "a task of Gymnasium's, not in halves": {
+        "algorithm": "ddqn",
+        "env": CARTPOLE,
+        "options": MEMORY,
+        "env_config": {"workers": 2, "overlap": False},
+    },
+    "deaths": {"algorithm": "ddqn", "env": "probe_deaths", "options": {}},
+    "deaths, vdn": {"algorithm": "vdn", "env": "probe_deaths", "options": {"run.reward": "team-mean", "algo.n_step": 3}},
+    "turns": {"algorithm": "ddqn", "env": "probe_turns", "options": {}},
+    "fresh and past": {"algorithm": "ddqn", "env": "simple_tag", "options": {**MEMORY, **RANKED}, "team": TWO},
+    "fresh and past, both recurrent": {
+        "algorithm": "coma",
+        "env": "simple_tag",
+        "options": {"net.memory": "gru"},
+        "team": {"agent": "ddqn"},
+        "groups": {"agent": {"algo": {"capacity": 100, "learning_starts": 10, "chunk": 3, "every": 7, "batch": 3}}},
+    },
+    "episodes beside moments": {
+        "algorithm": "coma",
+        "env": "simple_tag",
+        "options": PAST,
+        "team": {"agent": "ddqn"},
+        "groups": {"agent": {"algo": {"capacity": 60, "learning_starts": 10}}},
+    },
+    "kernels": {"algorithm": "ddqn", "env": "simple_spread", "options": RANKED, "compile": "auto"},
+    "kernels, qmix": {"algorithm": "qmix", "env": "simple_speaker_listener", "options": MEMORY, "compile": "auto"},
+    "kernels, coma": {"algorithm": "coma", "env": "simple_speaker_listener", "options": PAST, "compile": "auto"},
+}
+
+
+@pytest.mark.parametrize("how", OTHERS.values(), ids=OTHERS)
+def test_resume_is_exact_of(how, tmp_path, mine):
+    whole = assert_exact(tmp_path, mine, **how)
+    players = Run(tmp_path / "whole").settings.players
+    moved = {k.split("/")[2] for k, x in whole.items() if k.endswith("optimiser.steps") and x > 0}
+    assert moved == {",".join(p["bound"]) for p in players.values()}  # everybody learnt
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path, mine):
+    how = {"algorithm": "ddqn", "env": CARTPOLE, "options": {**MEMORY, **RANKED}}
+    runs = [play(tmp_path / str(n), mine, **how, env_config={"workers": n}) for n in (1, 2)]
+    assert differing(*runs) == []
+
+
+def test_what_was_in_the_ring_is_in_what_is_learnt(tmp_path, mine):
+    """The net of the tests above: a ring that comes back with one reward changed gives other weights."""
+    how = {"algorithm": "ddqn", "env": "simple_spread", "options": {}}
+    whole = play(tmp_path / "a", mine, **how)
+    asked, lap = plan(mine, **how)
+    run = train(tmp_path / "b", asked, until=5 * lap)
+    for path in (run.checkpoints / "replay").iterdir():
+        part = torch.load(path, weights_only=True)
+        part["moments"]["torch.float32"][..., -3:] += 1
+        torch.save(part, path)
+    hook = Witness()
+    apart = differing(whole, told(shoal.resume(run, quiet=True, hook=hook), hook.loop))
+    assert any(k.startswith("/algorithms") for k in apart)
+    assert any(k.startswith("/ring") for k in apart)
+
+
+class Once(shoal.Hook):
+    def after_iteration(self, loop):
+        self.loop = loop
+        loop.stop("for now")
+
+
+def test_resume_is_exact_at_every_lap(tmp_path, mine):
+    """Stopped after each of them, from a run that has begun and no checkpoint on: a file each, and a ring of four."""
+    how = {"algorithm": "ddqn", "env": "simple_tag", "options": {**MEMORY, **RANKED, "algo.n_step": 2}}
+    whole = play(tmp_path / "whole", mine, **how)
+    run = shoal.Run(shutil.copytree(tmp_path / "whole", tmp_path / "laps"))
+    shutil.rmtree(run.checkpoints)
+    for name in ("metrics.jsonl", "train.log"):
+        (run.path / name).unlink()
+    for k in range(1, LAPS + 1):
+        hook = Once()
+        run = shoal.resume(run.path, hook=hook, quiet=True)
+        last = run.load("last")
+        assert last["step"] == k * 12
+        assert last["replay"]["spans"] == [[3 * i, 3 * i + 3] for i in range(max(0, k - 4), k)]
+    assert differing(whole, told(run, hook.loop)) == []
+
+
+def test_a_longer_total_goes_on_with_the_ring(tmp_path, mine):
+    """To one total, and then to another: it is that of the second but for what is scheduled over a run."""
+    asked, lap = plan(mine, "ddqn", "simple_spread", {})
+    whole = train(tmp_path / "a", asked, steps=9 * lap, eval={"every": 0})
+    run = train(tmp_path / "b", asked, eval={"every": 0})
+    assert run.load("last")["step"] == LAPS * lap
+    run = shoal.resume(run, steps=9 * lap, quiet=True)
+    a, b = (saved_ring(r, r.load("last")) for r in (whole, run))
+    assert differing(a, b) == []
+    a, b = (leaves(r.load("last")["algorithms"]) for r in (whole, run))
+    assert differing(a, b) == []
+
+
+# --- files ---
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Names of what is written, in order, with how many steps a part of the replay has."""
+    names: list[tuple[str, int]] = []
+    write = checkpoint.write
+
+    def spy(path, state):
+        write(path, state)
+        part = state.get("moments")
+        names.append((path.name, 0 if part is None else len(next(iter(part.values())))))
+
+    monkeypatch.setattr(checkpoint, "write", spy)
+    return names
+
+
+def frequent(mine, laps, **more):
+    """A run that saves every so many laps."""
+    asked, lap = plan(mine, "ddqn", "simple_spread", RANKED)
+    return {**asked, "save": {"every": laps * lap, "keep": 0, "best": "none", **more}}, lap
+
+
+def test_a_save_writes_what_is_new_and_then_the_checkpoint(tmp_path, mine, written):
+    asked, _ = frequent(mine, 2)
+    run = train(tmp_path / "r", asked)
+    parts = [f"{t:012d}-{t + 6:012d}.pt" for t in range(0, 18, 6)]
+    assert written == [("last.pt", 0), *[x for name in parts for x in ((name, 6), ("last.pt", 0))]]
+    assert [p.name for p in sorted((run.checkpoints / "replay").iterdir())] == parts[1:]  # ten steps are in these two
+    assert run.load("last")["replay"]["spans"] == [[6, 12], [12, 18]]
+
+
+def test_files_are_never_changed_and_resume_adds_to_them(tmp_path, mine, written):
+    asked, lap = frequent(mine, 2)
+    run = train(tmp_path / "r", asked, until=5 * lap)
+    there = {p.name: (p.read_bytes(), p.stat().st_ino) for p in (run.checkpoints / "replay").iterdir()}
+    assert sorted(there) == [f"{a:012d}-{b:012d}.pt" for a, b in ((0, 6), (6, 12), (12, 15))]
+    written.clear()
+    shoal.resume(run, quiet=True, hook=Witness(6 * lap))
+    assert written[0] == ("000000000015-000000000018.pt", 3)
+    now = {p.name: (p.read_bytes(), p.stat().st_ino) for p in (run.checkpoints / "replay").iterdir()}
+    assert {k: now[k] for k in there if k in now} == {k: x for k, x in there.items() if k in now}
+    assert sorted(now) == [f"{a:012d}-{b:012d}.pt" for a, b in ((6, 12), (12, 15), (15, 18))]
+
+
+def test_only_the_last_checkpoint_has_the_replay(tmp_path, mine):
+    asked, lap = frequent(mine, 3, keep=-1, best="auto")
+    asked["eval"] = {"episodes": 2, "every": 3 * lap}
+    run = train(tmp_path / "r", asked)
+    names = sorted(p.stem for p in run.checkpoints.glob("*.pt"))
+    assert names == ["best", "last", *[f"step-{k * lap:012d}" for k in (3, 6)]]
+    for name in names:
+        assert ("replay" in run.load(name)) == (name == "last")
+    sizes = {p.stem: p.stat().st_size for p in run.checkpoints.glob("*.pt")}
+    ring = sum(p.stat().st_size for p in (run.checkpoints / "replay").iterdir())
+    assert all(size < sizes["last"] for name, size in sizes.items() if name != "last")
+    assert ring > 10 * ROWS * 100  # there is something to leave out
+
+
+class CrashedError(Exception):
+    pass
+
+
+def crash(monkeypatch, which, part=False):
+    """The save of the last checkpoint that is the `which`-th ends before it is there."""
+    write, seen = checkpoint.write, []
+
+    def die(path, state):
+        if path.name == "last.pt":
+            seen.append(path)
+            if len(seen) == which:
+                if part:
+                    path.with_name("last.pt.part").write_bytes(b"half of it")
+                raise CrashedError
+        write(path, state)
+
+    monkeypatch.setattr(checkpoint, "write", die)
+
+
+@pytest.mark.parametrize("which", [2, 3, 4])  # of four: that of the beginning is the first
+def test_a_save_that_ended_before_the_checkpoint(tmp_path, mine, monkeypatch, which):
+    """Its part of the replay is there and is not named: the run goes on from the checkpoint before."""
+    asked, lap = frequent(mine, 2)
+    whole = train(tmp_path / "a", asked)
+    with monkeypatch.context() as m:
+        crash(m, which, part=True)
+        with pytest.raises(CrashedError):
+            train(tmp_path / "b", asked)
+    run = Run(tmp_path / "b")
+    last = run.load("last")
+    assert last["step"] == (which - 2) * 2 * lap
+    left = {p.name for p in (run.checkpoints / "replay").iterdir()}
+    named = {f"{a:012d}-{b:012d}.pt" for a, b in last.get("replay", {}).get("spans", [])}
+    assert len(left - named) == 1
+    assert named <= left  # what the checkpoint needs is not yet removed
+    assert differing(told(whole), told(shoal.resume(run, quiet=True))) == []
+    assert not list(run.path.rglob("*.part"))
+
+
+def test_leftovers_are_removed_by_the_next_save(tmp_path, mine, monkeypatch):
+    asked, lap = frequent(mine, 3)
+    whole = train(tmp_path / "a", asked)
+    with monkeypatch.context() as m:
+        crash(m, 3)
+        with pytest.raises(CrashedError):
+            train(tmp_path / "b", asked, hook=Witness(4 * lap))  # the save of a stop between two
+    run, folder = Run(tmp_path / "b"), tmp_path / "b" / "checkpoints" / "replay"
+    (folder / "000000000012-000000000021.pt.part").write_bytes(b"half")
+    assert {p.name for p in folder.glob("*.pt")} == {"000000000000-000000000009.pt", "000000000009-000000000012.pt"}
+    assert run.load("last")["replay"]["spans"] == [[0, 9]]
+    loop_at: list[set[str]] = []
+
+    class Look(shoal.Hook):
+        def before_iteration(self, loop):
+            loop_at.append({p.name for p in folder.iterdir()})
+
+    run = shoal.resume(run, quiet=True, hook=Look())
+    assert len(loop_at[0]) == 3  # until then they lie there
+    assert {p.name for p in folder.iterdir()} == {"000000000000-000000000009.pt", "000000000009-000000000018.pt"}
+    assert differing(told(whole), told(run)) == []
+
+
+def test_kill_9_among_saves(tmp_path, mine):
+    """Every iteration saves, so that most of the time is spent there."""
+    flags = (
+        "--steps 2400 --envs 4 --seed 3 --quiet --compile off --net.hidden 8 --env.max-cycles 5 --algo.rollout 3 "
+        "--algo.every 24 --algo.batch 4 --algo.capacity 600 --algo.learning-starts 24 --algo.prioritised true "
+        "--log.tensorboard false --log.csv false --log.every 1200 --eval.episodes 2 --eval.every 2400 --save.keep 0 "
+        "--save.best none"
+    ).split()
+    words = ["train", "ddqn", "simple_spread", *flags]
+    assert main([*words, "--save.every", "0", "--out", str(tmp_path / "whole")]) == 0
+    out = tmp_path / "killed"
+    commands = [[*words, "--save.every", "12", "--out", str(out)], ["resume", str(out), "--quiet"]]
+    for aim, command in zip((0.01, 0.037), commands, strict=True):
+        before = Run(out).load("last")["step"] if out.exists() else 0
+        process = subprocess.Popen([sys.executable, "-m", "shoal.cli", *command])
+        newest, deadline = "", time.time() + 60
+        while time.time() < deadline:
+            newest = max((p.name for p in (out / "checkpoints" / "replay").glob("*-*.pt")), default="")
+            if newest and int(newest[:12]) * ROWS > before + 120:
+                break
+            time.sleep(0.002)
+        time.sleep(aim)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert before + 120 <= Run(out).load("last")["step"] < 2400
+    last = Run(out).load("last")
+    assert len(last["replay"]["spans"]) > 20
+    whole, killed = Run(tmp_path / "whole"), shoal.resume(out, quiet=True)
+    assert not list(out.rglob("*.part"))
+    assert differing(told(whole), told(killed)) == []
+
+
+# --- files that are not as they were ---
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, mine):
+    asked, lap = frequent(mine, 2)
+    return train(tmp_path_factory.mktemp("stopped") / "r", asked, until=5 * lap).path
+
+
+def damage_missing(path, other):
+    path.unlink()
+
+
+def damage_cut(path, other):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def damage_empty(path, other):
+    path.write_bytes(b"")
+
+
+def damage_words(path, other):
+    path.write_text("these are no tensors")
+
+
+def damage_other(path, other):
+    shutil.copy(other, path)
+
+
+def damage_shapes(path, other):
+    part = torch.load(path, weights_only=True)
+    torch.save({k: {d: x[..., :-1] for d, x in xs.items()} for k, xs in part.items()}, path)
+
+
+def damage_steps(path, other):
+    part = torch.load(path, weights_only=True)
+    torch.save({k: {d: x[:-1] for d, x in xs.items()} for k, xs in part.items()}, path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_missing,
+        damage_cut,
+        damage_empty,
+        pytest.param(damage_words, marks=pytest.mark.xfail(reason="torch.load: IndexError", raises=IndexError, strict=True)),
+        damage_other,
+        damage_shapes,
+        damage_steps,
+    ],
+)
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_file_that_is_not_as_it_was_is_one_sentence(tmp_path, stopped, capsys, damage, which):
+    run = shutil.copytree(stopped, tmp_path / "r")
+    path = sorted((run / "checkpoints" / "replay").iterdir())[which]
+    torch.save({"moments": {}, "firsts": {}}, tmp_path / "other.pt")
+    damage(path, tmp_path / "other.pt")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert main(["resume", str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"shoal: [^\n]+\.\n", err)
+    assert "Traceback" not in err
+    assert "replay" in err  # what it is about
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    assert main(["eval", str(run), "--episodes", "2", "--json"]) == 0  # what was learnt is there nevertheless
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+# --- how long it takes ---
+
+
+def test_a_million_moments_are_saved_in_seconds(tmp_path, monkeypatch, capsys):
+    """Measured and printed; how long it takes is the machine's affair."""
+    took: dict[str, list[float]] = {"save": [], "load": []}
+    for name, times in took.items():
+        real = getattr(Segments, name)
+
+        def timed(*args, real=real, times=times):
+            began = time.perf_counter()
+            out = real(*args)
+            times.append(time.perf_counter() - began)
+            return out
+
+        monkeypatch.setattr(Segments, name, timed)
+    run = shoal.train(
+        "ddqn",
+        "CartPole-v1",
+        steps=1_100_000,
+        until=1_000_000,
+        envs=1000,
+        quiet=True,
+        algo={"rollout": 50, "capacity": 1_000_000, "learning_starts": 10_000_000},
+        net={"hidden": (8,)},
+        eval={"every": 0},
+        log={"tensorboard": False},
+        save={"every": 0, "keep": 0},
+        out=tmp_path / "r",
+    )
+    size = sum(p.stat().st_size for p in (run.checkpoints / "replay").iterdir())
+    run = shoal.resume(run, quiet=True)
+    with capsys.disabled():
+        print(f"\na million moments of CartPole, {size / 1e6:.0f} MB: saved in {took['save'][1]:.2f} s, ", end="")
+        print(f"loaded in {took['load'][0]:.2f} s, a tenth more saved in {took['save'][-1]:.2f} s")
+    assert run.load("last")["replay"]["spans"] == [[0, 1000], [1000, 1100]]
