@@ -53,8 +53,9 @@ REPLAY = (
     "--algo.batch 512 --algo.lr 1e-3 --algo.lr-schedule linear --algo.epsilon-steps 200k --eval.episodes 400"
 )
 COUNTERFACTUAL = (
-    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --net.gain 1 --algo.lr 1e-3 --algo.lr-schedule linear "
-    "--algo.critic-slices 5 --algo.target-every 20 --algo.advantage-scope group --algo.entropy 0.03 --eval.episodes 400"
+    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --net.gain 1 --algo.lr 1e-3 "
+    "--algo.lr-schedule linear --algo.critic-slices 5 --algo.target-every 20 "
+    "--algo.advantage-scope group --algo.entropy 0.03 --eval.episodes 400"
 )
 
 
@@ -140,20 +141,20 @@ SCORES = {
         seeds=2,
     ),
     "ddqn-cartpole": values(
-        "CartPole-v1 --steps 80k --algo.every 2 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 10k --algo.epsilon-last 0.04 "
-        "--algo.target-every 100 --algo.learning-starts 1000",
+        "CartPole-v1 --steps 80k --algo.every 2 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 10k "
+        "--algo.epsilon-last 0.04 --algo.target-every 100 --algo.learning-starts 1000",
         500,
         "500 (50k)",
     ),
     "ddqn-acrobot": values(
-        "Acrobot-v1 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 30k --algo.target-every 250 "
-        "--algo.learning-starts 1000",
+        "Acrobot-v1 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 30k "
+        "--algo.target-every 250 --algo.learning-starts 1000",
         -85,
         "-76.6 (100k)",
     ),
     "ddqn-mountain-car": values(
-        "MountainCar-v0 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 60k --algo.epsilon-keep "
-        "0.95 --algo.target-every 300 --algo.learning-starts 1000",
+        "MountainCar-v0 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 60k "
+        "--algo.epsilon-keep 0.95 --algo.target-every 300 --algo.learning-starts 1000",
         -120,
         "-100.8 (120k)",
     ),

@@ -47,13 +47,17 @@ def speed() -> str:
             cores = f"{settings['threads']} core{'s' if settings['threads'] > 1 else ''}"
             where = cores if settings["device"] == "cpu" else f"{ours['description']['device']}, {settings['precision']}"
             work = f"{settings['algo'].upper()}, {size['rows']} x {size['steps']}"
+            if "batch" in settings:
+                work += f", a batch of {settings['batch']} every {settings['every']} steps"
+            if settings.get("part") == "update":
+                work = f"{settings['algo'].upper()}, updates alone, batches of {settings['batch']}"
             for name, label in PEERS.items():
                 r = size["sides"].get(name, {})
                 if "median" in r:
                     ratio, low, high = (f"{r[k]:.3g}" for k in ("ratio", "ratio_lowest", "ratio_highest"))
                     spread = f"{ratio} ({low} to {high})"
                     rows.append((where, work, short(ours["median"]), label, short(r["median"]), spread))
-    return table(("on", "work: rows x steps", "Shoal, steps/s", "peer", "its steps/s", "Shoal is, times (range)"), rows)
+    return table(("on", "work: rows x steps", "Shoal, steps (updates)/s", "peer", "its", "Shoal is, times (range)"), rows)
 
 
 def scores() -> str:
@@ -72,7 +76,7 @@ def scores() -> str:
             seen = "; ".join(f"{m.removeprefix('return/')} {' / '.join(f'{p[m][0]:.2f}' for p in played)}" for m in metrics)
             command = f"`{result['command'].removeprefix('shoal train ')}`" if not setting else f"the same, {setting}"
             rows.append((command, seen, seconds if not setting else "", score.beside if not setting else ""))
-    return table(("`shoal train ...`", "`return/...`, seeds 0 / 1 / 2", "trained for", "published, this scale"), rows)
+    return table(("`shoal train ...`", "`return/...`, seed 0 / 1 / 2", "trained for", "published, this scale"), rows)
 
 
 def workers() -> str:

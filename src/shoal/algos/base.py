@@ -64,6 +64,7 @@ class Algorithm(nn.Module, ABC):
 
     id: str = ""  # the name it was asked for by
     fused: bool = False  # kernels of our own
+    remark: str | None = None  # a sentence for whoever starts a run: what a setting costs
     feed: Rollout | Replay
 
     def __init__(

@@ -171,6 +171,10 @@ class COMA(Algorithm):
         if not c.replay:
             return Rollout(steps)
         assert horizon is not None
+        self.remark = (
+            f"COMA learns from {c.replay:,} recent episodes as if its present policy had played them: it uses them longer, "
+            "and its gradient is biased."
+        )
         episodes = c.batch * horizon  # the environment steps of a batch
         return Replay(c.batch, horizon, episodes, c.every or episodes, c.replay * horizon, steps, whole=True)
 

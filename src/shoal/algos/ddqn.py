@@ -273,7 +273,7 @@ class DDQN(Algorithm):
             "learning_rate": self.optimiser.rate.clone(),
             "target_lag": self.target.lag(),
             "grad_norm": norm,
-            "priority": values.td_priority(error, mask),
+            **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
         }
 
     def _noise(self, batch: Batch) -> dict[str, tuple[Tensor | None, ...]]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.algos.base import bounded
 from shoal.algos.ddqn import DDQN
 from shoal.algos.sight import Sight, scope_width
 from shoal.nets.mixer import Monotone
@@ -34,7 +35,11 @@ class QMIX(DDQN):
     class Config(DDQN.Config):
         gamma: float = 0.95  # discount
         mixer_width: int = 32  # units that agents' values are mixed in
-        hyper_width: int = 64  # units of the nets that make the mixer's weights; 0: one layer
+        hyper_width: int = 64  # units of the nets that make the mixer's weights
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounded(self, {}, ("mixer_width", "hyper_width"))
 
     def make_mixer(self, generator: torch.Generator) -> nn.Module:
         c = self.config
@@ -43,7 +48,7 @@ class QMIX(DDQN):
         if self.whole.whole:
             raise UserError("QMIX mixes by a state of numbers, and this world has pictures and no state of its own: take vdn.")
         width = scope_width(self.spec, self.groups, "world")
-        return Monotone(width, self.n, c.mixer_width, c.hyper_width, self.net, generator)
+        return Monotone(width, self.n, c.mixer_width, c.hyper_width, generator)
 
     def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
         q = q if there is None else torch.where(there, q, 0)

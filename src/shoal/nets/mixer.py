@@ -13,30 +13,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import MLP, NetConfig
-
 
 class Monotone(nn.Module):
-    def __init__(self, state: int, agents: int, width: int, hyper: int, net: NetConfig, generator: torch.Generator):
+    """q [..., N], state [..., S] -> [..., 1]. Four nets look at the state: two, with `hyper` hidden units, make the weights in
+    and out, one layer the shift, and one with `width` hidden units what a state is worth by itself. Their first layers are one
+    product."""
+
+    def __init__(self, state: int, agents: int, width: int, hyper: int, generator: torch.Generator):
         super().__init__()
-        self.agents, self.width = agents, width
+        self.agents, self.width, self.hidden = agents, width, (hyper, hyper, width, width)
 
-        def maker(out: int, hidden: int) -> MLP:
-            plain = NetConfig(hidden=(hidden,) if hidden else (), activation="relu", precision=net.precision)
-            made = MLP(state, out, 1, plain, generator)
-            for w, b in zip(made.weights, made.biases, strict=True):
-                most = w.shape[1] ** -0.5
-                nn.init.uniform_(w, -most, most, generator=generator)
-                nn.init.uniform_(b, -most, most, generator=generator)
-            return made
+        def layer(fan_in: int, out: int) -> nn.ParameterList:
+            most = fan_in**-0.5
+            shapes = (out, fan_in), (out,)
+            return nn.ParameterList(nn.init.uniform_(torch.empty(s), -most, most, generator=generator) for s in shapes)
 
-        self.inner, self.outer = maker(agents * width, hyper), maker(width, hyper)  # weights in and out
-        self.shift = maker(width, 0)
-        self.value = maker(1, width)
+        self.look = layer(state, sum(self.hidden))
+        self.inner, self.outer, self.value = layer(hyper, agents * width), layer(hyper, width), layer(width, 1)
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
-        """q [..., N], state [..., S] -> [..., 1]."""
-        given = (state * state.shape[-1] ** -0.5)[..., None, :]
-        inner = self.inner(given)[..., 0, :].abs().unflatten(-1, (self.agents, self.width))
-        hidden = nn.functional.elu((q[..., None] * inner).sum(-2) + self.shift(given)[..., 0, :])  # [..., E]
-        return (hidden * self.outer(given)[..., 0, :].abs()).sum(-1, keepdim=True) + self.value(given)[..., 0, :]
+        linear = nn.functional.linear
+        seen = linear(state * state.shape[-1] ** -0.5, *self.look)
+        inner, outer, value = seen[..., : -self.width].relu().split(self.hidden[:3], -1)
+        weight = linear(inner, *self.inner).abs().unflatten(-1, (self.agents, self.width))
+        mixed = nn.functional.elu((q[..., None] * weight).sum(-2) + seen[..., -self.width :])  # [..., E]
+        return (mixed * linear(outer, *self.outer).abs()).sum(-1, keepdim=True) + linear(value, *self.value)

@@ -115,6 +115,7 @@ class Loop:
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
+        self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
         self.replay, self.lessons = self._make_lessons()
         self.on_device_lessons += self.lessons
         self.speed_up()
