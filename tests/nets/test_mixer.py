@@ -31,8 +31,8 @@ def set_to(layer: Any, weight: list[list[float]], bias: list[float]) -> None:
 
 
 def by_hand() -> Monotone:
-    """Two agents, two units, one unit in the nets that make weights, a state of four numbers, of which the first matters: it goes
-    in at half its size, for 4 ** -0.5 is 1/2."""
+    """Two agents, two units, one unit in the nets that make weights, a state of four numbers, of which the first matters: it
+    goes in at half its size, for 4 ** -0.5 is 1/2."""
     mixer = Monotone(4, 2, 2, 1, draw())
     first = [2.0, 4, 2, -2, 0, 2]  # for weights in, weights out, the value's two units, the two shifts
     set_to(mixer.look, [[x, 0, 0, 0] for x in first], [0.0, 0, 1, 0, 0, 2])
@@ -43,9 +43,9 @@ def by_hand() -> Monotone:
 
 
 def test_by_hand() -> None:
-    """State 1, that is 1/2: the nets' units are 1 and 2, so weights in |1 -1 -3 2| are 1 1 for agent 0 and 3 2 for agent 1, weights
-    out |-2 + 1| and 2, shifts 0 and 1 + 2 = 3, and the state's own value 0.5 * relu(1 + 1) + 7 * relu(-1) + 0.25 = 1.25. Agents
-    worth 2 and -1 make 2 - 3 = -1 and 2 - 2 + 3 = 3."""
+    """State 1, that is 1/2: the nets' units are 1 and 2, so weights in |1 -1 -3 2| are 1 1 for agent 0 and 3 2 for agent 1,
+    weights out |-2 + 1| and 2, shifts 0 and 1 + 2 = 3, and the state's own value 0.5 * relu(1 + 1) + 7 * relu(-1) + 0.25 = 1.25.
+    Agents worth 2 and -1 make 2 - 3 = -1 and 2 - 2 + 3 = 3."""
     mixer, state = by_hand(), torch.tensor([1.0, 9, 9, 9])
     assert mixer(torch.tensor([2.0, -1]), state).tolist() == pytest.approx([math.expm1(-1) + 2 * 3 + 1.25])
     # the slope of ELU at -1 is 1/e, at 3 it is 1: 1/e + 2 and 3/e + 4

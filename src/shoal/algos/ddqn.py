@@ -295,6 +295,7 @@ class DDQN(Algorithm):
             after_target: Any = {}
             if self.recurrent or self.spec.turns:
                 present, after_target = self._unroll(target, batch, g, noise[2])
+            if self.spec.turns:
                 value_t = values.double_q(q_t if self.config.double else present, present, space, later.frame[g].legal)
             if self.recurrent:
                 states = tree_map(torch.detach, (after, after_target))
