@@ -49,7 +49,7 @@ def one(words: str, wanted: float, zoo: str) -> Score:
 
 
 REPLAY = (
-    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --net.gain 0.6 --algo.rollout 5 --algo.every 25 "
+    "--envs 64 --reward team-mean --net.activation relu --net.hidden 128,128 --algo.rollout 5 --algo.every 25 "
     "--algo.batch 512 --algo.lr 1e-3 --algo.lr-schedule linear --algo.epsilon-steps 200k --eval.episodes 400"
 )
 COUNTERFACTUAL = (
@@ -105,19 +105,19 @@ SCORES = {
         "MARLlib agent 8.7, adversary -15.8",
     ),
     "qmix-spread": Score(
-        f"qmix simple_spread --steps 2.5M {REPLAY} --algo.target-every 2000",
+        f"qmix simple_spread --steps 2.5M {REPLAY} --net.gain 0.6 --algo.target-every 2000",
         {"return/agents": -9.5},
         beside="EPyMARL -8.6 (2M), JaxMARL -17",
         seeds=2,
     ),
     "vdn-spread": Score(
-        f"vdn simple_spread --steps 2.5M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
+        f"vdn simple_spread --steps 2.5M {REPLAY} --net.gain 0.6 --algo.target-every 1 --algo.target-tau 0.01",
         {"return/agents": -10.0},
         beside="EPyMARL -9.3 (2M), JaxMARL -11, XuanCe -13.1",
         seeds=2,
     ),
     "iql-spread": Score(
-        f"iql simple_spread --steps 2M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
+        f"iql simple_spread --steps 2.5M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
         {"return/agents": -11.0},
         beside="EPyMARL -9.6 (2M), JaxMARL -13, XuanCe -19.5",
         seeds=2,
@@ -129,7 +129,7 @@ SCORES = {
         seeds=2,
     ),
     "qmix-speaker-listener": Score(
-        f"qmix simple_speaker_listener --steps 1M {REPLAY} --algo.target-every 500",
+        f"qmix simple_speaker_listener --steps 1M {REPLAY} --net.gain 0.6 --algo.target-every 500",
         {"return/listener": -13.0},
         beside="EPyMARL -11.6 (2M)",
         seeds=2,

@@ -245,7 +245,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "dueling": "test_a_dueling_critic",
     "last_action": "test_agents_see_what_they_did_last",
     "normalise_obs": "test_observations_are_normalised_by_what_was_seen_before_the_update",
-    "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_those_before",
+    "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_all_so_far",
     "normalise_value": "test_the_critic_speaks_in_the_units_of_the_returns_seen",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "shaper": "test_agents_are_paid_the_mean_of_their_team_and_what_a_shaper_makes_of_it",
@@ -561,7 +561,6 @@ def test_a_death_ends_an_agents_own_return(case, told):
     near(told["critic"][0]["target"][0, 0, 1], expected[0])
 
 
-@pytest.mark.xfail(strict=True, reason="what who is gone would do next is zeros, and so is what it is worth")
 def test_an_agent_that_is_cut_off_alone_is_bootstrapped(told):
     """Agent 1 leaves without having terminated, and agent 0 goes on: its last observation is worth 8 to it, 1 + 8/2."""
     a = learner(world(2, mortal=True))
@@ -569,6 +568,17 @@ def test_an_agent_that_is_cut_off_alone_is_bootstrapped(told):
     batch = happened(torch.zeros(2, 1, 2, 2), w, [1.0, 2], alive=[[[Y, Y]], [[Y, N]]], alive_tp1=[[[Y, N]]] * 2)
     a.update(batch)
     near(told["critic"][0]["target"][0, 0], [4.5, 5])
+
+
+def test_nothing_is_returned_from_after_an_agent_is_gone(told):
+    """Whatever is paid in step 1 to an agent that left in step 0, and whether it terminated or not."""
+    for ended in (N, Y):
+        for junk in (0.0, JUNK):
+            a = learner(world(2, mortal=True))
+            zeros = torch.zeros(2, 1, 2, 2)
+            gone = {"alive": [[[Y, Y]], [[Y, N]]], "alive_tp1": [[[Y, N]]] * 2, "terminated": [[[N, ended]], [[N, N]]]}
+            a.update(happened(zeros, zeros, [[[1.0, 1]], [[2, junk]]], **gone))
+            near(told["critic"][-1]["target"][0, 0], [1.5, 1])
 
 
 def test_what_is_not_filled_is_in_nothing(told):
@@ -818,8 +828,8 @@ def test_the_critic_speaks_in_the_units_of_the_returns_seen(told):
     assert a.value_norm.count == 3
 
 
-def test_rewards_are_divided_by_the_root_mean_square_of_those_before(told):
-    """normalise_reward: 2 and 6, of mean square 20, and then 10; the dead are not counted."""
+def test_rewards_are_divided_by_the_root_mean_square_of_all_so_far(told):
+    """normalise_reward: 2 and 6 and then 10 and 4, of mean square 156 / 4 = 39; the dead are not counted."""
     for mortal in (False, True):
         a = learner(world(mortal=mortal), normalise_reward=True, reward_scale=3.0)
         zeros = [[0.0, 0]] * 2
@@ -827,7 +837,7 @@ def test_rewards_are_divided_by_the_root_mean_square_of_those_before(told):
         if mortal:
             a.update(happened(zeros, zeros, [JUNK, JUNK], terminated=Y, alive=N))
         a.update(happened(zeros, zeros, [10.0, 4], terminated=Y))
-        near(told["critic"][-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
+        near(told["critic"][-1]["target"].flatten(), [30 / 39**0.5, 12 / 39**0.5])
 
 
 def test_a_normaliser_of_the_users_own(tmp_path, told):
@@ -997,3 +1007,22 @@ def test_a_run_learns_and_says_so(config):
     names = "policy_loss entropy advantage epsilon critic_loss td_error q target_lag learning_rate grad_norm_actor"
     assert set(told) == {*names.split(), "grad_norm_critic"}
     assert all(math.isfinite(x) for x in told.values())
+
+
+@pytest.mark.parametrize("memory", [GRU, LSTM], ids=["gru", "lstm"])
+def test_what_would_be_drawn_next_goes_by_what_is_remembered_now(memory):
+    """The actor's memory after each step is that before the next moment."""
+    loop = loop_of("simple_spread", net=memory, algo={"rollout": 6})
+    a, calls = loop.learners[0], []
+    batch, policy = batch_of(loop, 6), a._policy
+
+    def listening(*args):
+        out = policy(*args)
+        calls.append((args[3], tree_map(torch.detach, out[1])))
+        return out
+
+    a._policy = listening
+    a.update(batch)
+    (_, after), (before, _) = calls
+    assert all(torch.equal(x, after[k]) for k, x in before.items())
+    assert all(x.abs().max() > 1e-3 and not x.requires_grad for x in before.values())

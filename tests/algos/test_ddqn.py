@@ -37,7 +37,8 @@ PLAIN = {
     "huber": None,
     "grad_clip": None,
     "normalise_obs": False,
-    "normalise_value": False,
+    "prioritised": True,
+    "epsilon_keep": 0.0,
     "normalise_reward": False,
     "n_step": 1,
     "epsilon": 1.0,
@@ -211,21 +212,21 @@ SWITCHES = {
     "batch": Switch(feed("batch"), 256.0, 32, 32.0),
     "capacity": Switch(feed("capacity"), 500_000.0, 1000, 1000.0),
     "learning_starts": Switch(feed("start"), 5000.0, 0, 0.0),
-    "prioritised": Switch(feed("alpha"), 0.0, True, 0.6),
-    "priority": Switch(feed("alpha"), 0.6, 0.25, 0.25, {"prioritised": True}),
+    "prioritised": Switch(feed("alpha"), 0.6, False, 0.0),
+    "priority": Switch(feed("alpha"), 0.6, 0.25, 0.25),
     "priority_weight": Switch(feed("beta"), 0.4, 0.7, 0.7),
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "burn_in": "test_the_burn_in_brings_memory_up_to_date_and_is_not_learnt_from",
     "chunk": "test_how_long_sequences_are",
     "dueling": "test_dueling_values",
+    "epsilon_keep": "test_a_random_action_goes_on_and_is_begun_less_often",
     "hyper_width": "test_the_mixer_is_as_wide_as_asked_for",
     "mixer_width": "test_the_mixer_is_as_wide_as_asked_for",
     "n_step": "test_so_many_rewards_and_fewer_where_time_ends",
     "noisy": "test_noise_in_the_weights",
     "normalise_obs": "test_observations_are_normalised_by_what_was_collected",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected",
-    "normalise_value": "test_values_speak_in_the_units_of_the_targets_seen",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "shaper": "test_the_replay_holds_what_was_paid_at_the_time",
 }
@@ -272,6 +273,8 @@ def test_names_and_defaults():
         *((x, 1.1) for x in ("gamma", "epsilon", "epsilon_last", "target_tau", "lr_last", "priority_weight")),
         *((x, -0.1) for x in ("gamma", "epsilon", "epsilon_last", "target_tau", "lr_last", "priority_weight")),
         *((x, -1) for x in ("weight_decay", "learning_starts", "burn_in", "priority")),
+        *((x, 0) for x in ("mixer_width", "hyper_width")),
+        *(("epsilon_keep", x) for x in (-0.1, 1.0)),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_its_flag(option, value):
@@ -385,6 +388,7 @@ def test_everybody_is_paid_and_learns_for_itself(cls, told):
     near(told[0]["target"][0], [[2.0, 4], [6, 8]])
     near(metrics["td_loss"], 0.25)  # errors 1, 0, 0, 1
     near(metrics["priority"], [0.5, 0.5])
+    assert "priority" not in learner(world(2), cls=cls, prioritised=False).update(happened(q, w))
 
 
 # --- importance and priorities ---
@@ -531,8 +535,8 @@ SIGMA = 0.5 / 2**0.5  # the first size of noise in a layer of two inputs
 ONES = 0.8413447  # Phi(1): noise of 1; 0.5 is noise of 0
 
 
-def noisy_learner(**config):
-    a = learner(world(), net={"memory_width": 2, "activation": "relu"}, noisy=True, **config)
+def noisy_learner(spec=None, **config):
+    a = learner(spec, net={"memory_width": 2, "activation": "relu"}, noisy=True, **config)
     for is_target in (False, True):
         net = a._net("agents", is_target)
         set_layer(net.net.body, torch.eye(2))
@@ -565,6 +569,20 @@ def test_noise_in_the_weights(told):
     assert learnt(none, none, [ONES, ONES, 0.5, ONES]) == pytest.approx((1.0, 3 + (6 + SIGMA * 11) / 2), abs=1e-5)
 
 
+def test_the_present_is_scored_by_the_copys_noise_too(told):
+    """Where agents wait for turns: choices worth 1 and 2, the second of which the copy's noise makes 2 + sigma (1 + 2 + 1)."""
+    for part, more in ((0, 0.0), (1, 0.0), (2, 4 * SIGMA)):
+        a = noisy_learner(world(2, mortal=True, turns=True))
+        noise = torch.full((3, 4), 0.5)
+        noise[part, [0, 1, 3]] = ONES
+        batch = happened(torch.tensor([1.0, 2]).expand(4, 1, 2, 2), torch.zeros(4, 1, 2, 2), 1.0)
+        batch.noise = noise.flatten()
+        turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
+        batch.frame["agents"].acts, batch.next["agents"].acts = turn, ~turn
+        a.update(batch)
+        near(told[-1]["target"][0, 0, 0], 2 + (2 + more) / 2)
+
+
 @torch.no_grad()
 def test_noisy_weights_choose_and_without_noise_their_means_do():
     a = noisy_learner(epsilon=0.0)
@@ -590,21 +608,6 @@ def test_draws_of_groups_follow_each_other():
 
 
 # --- normalisers ---
-
-
-def test_values_speak_in_the_units_of_the_targets_seen(told):
-    """normalise_value: targets of 2 and 6 have mean 4 and deviation 2: they are -1 and 1, and then a value of 1 means 6."""
-    a = learner(normalise_value=True, lr=1e-30)
-    zeros = [[[0.0, 0], [0, 0]]]
-    a.update(happened(zeros, zeros, [[2.0, 6]], terminated=Y))
-    near(told[0]["target"].flatten(), [-1.0, 1])
-    metrics = a.update(happened([[1.0, 0]], [[-1.0, -2]], 3.0))
-    # next is worth 4 - 2 = 2: the target is 3 + 2/2 = 4, the mean of all three: 0 deviations off
-    near(told[1]["target"].flatten(), [0.0])
-    near(told[1]["value"].flatten(), [1.0])
-    near(metrics["q"], 4 + (8 / 3) ** 0.5)  # in rewards: of 2, 6, 4 the variance is 8/3
-    near(metrics["td_error"], 1.0)
-    near(a.values(happened([[1.0, 2]], [[0.0, 0]]).frame).flatten(), [4 + 2 * (8 / 3) ** 0.5])
 
 
 def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told):
@@ -633,7 +636,7 @@ def test_observations_are_normalised_by_what_was_collected(told):
 
 
 def test_a_normaliser_of_the_users_own(tmp_path, told):
-    """With this `normaliser` an observation of 4 is 2, and a value of 2 means 4."""
+    """With this `normaliser` an observation of 4 is 2, and next 8 is 4."""
     (tmp_path / "halves.py").write_text(
         "from torch import nn\n"
         "class Halves(nn.Module):\n"
@@ -647,11 +650,14 @@ def test_a_normaliser_of_the_users_own(tmp_path, told):
         "    def denormalise(self, x):\n"
         "        return x * 2\n"
     )
-    a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True, normalise_value=True)
+    a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True)
     a.update(happened([[4.0, 0]], [[8.0, 0]], 3.0))
     near(told[0]["value"].flatten(), [2.0])
-    near(told[0]["target"].flatten(), [(3 + 2 * 4 / 2) / 2])
-    assert a.value_norm.seen == 1
+    near(told[0]["target"].flatten(), [3 + 4 / 2])
+    norm = a._sight("agents").norms["agents"]
+    assert norm.seen == 0
+    a.witness(happened([[4.0, 0]], [[8.0, 0]], 3.0))
+    assert norm.seen == 2
 
 
 # --- rates and epsilon ---
@@ -714,6 +720,32 @@ def test_coins_are_tossed_for_each_row_and_agent_and_land_on_what_is_legal():
     assert a.act(frame, {"agents": {}}, None, False)[0]["agents"].tolist() == [[1, 1], [0, 2]]
     a.tune(Now(100, 1000, 0))
     assert a.act(frame, {"agents": {}}, {"agents": u}, True)[0]["agents"].tolist() == [[1, 1], [0, 2]]
+
+
+@torch.no_grad()
+def test_a_random_action_goes_on_and_is_begun_less_often():
+    """epsilon and epsilon_keep 1/2: one is begun with 1/2 1/2 / (1 - 1/4) = 1/3, and goes on with 1/2 where it is legal still.
+    The best is 0. Rows: it goes on, coin or not; it ends; a new one; none; the one that would go on is illegal."""
+    a = learner(world(action=Discrete(4), masked=True), epsilon=0.5, epsilon_keep=0.5)
+    assert a.noise == 2 + 4
+    yes = torch.ones(5, 1, dtype=torch.bool)
+    legal = torch.ones(5, 1, 4, dtype=torch.bool)
+    legal[4, 0, 2] = False
+    frame = Frame({"agents": View(torch.tensor([9.0, 1, 2, 3]).expand(5, 1, 4), yes, yes, ~yes, legal)})
+    before = torch.tensor([[1, 2], [1, 2], [0, 2], [0, 2], [1, 2]])[:, None]
+    third = [0.1, 0.2, 0.3, 0.9]  # what would be drawn anew
+    tosses = [[0.99, 0.49], [0.99, 0.51], [0.33, 0.0], [0.34, 0.0], [0.99, 0.0]]  # a coin, and whether to go on
+    u = torch.tensor([[*x, *third] for x in tosses])[:, None]
+    memory = {"agents": {"random": before}}
+    actions, after, _ = a.act(frame, memory, {"agents": u}, True)
+    assert actions["agents"].flatten().tolist() == [2, 0, 3, 0, 0]
+    assert after["agents"]["random"][:, 0, 0].tolist() == [1, 0, 1, 0, 0]
+    assert after["agents"]["random"][[0, 2], 0, 1].tolist() == [2, 3]
+    greedy, held, _ = a.act(frame, memory, None, False)
+    assert greedy["agents"].flatten().tolist() == [0] * 5
+    assert torch.equal(held["agents"]["random"], before)
+    assert a.memory(3, torch.device("cpu"))["agents"]["random"].tolist() == [[[0, 0]]] * 3
+    assert learner().memory(3, torch.device("cpu")) == {"agents": {}}
 
 
 @torch.no_grad()
@@ -808,6 +840,15 @@ def test_who_arrives_next_has_nothing_to_remember(told):
     batch.next["agents"].start[2] = True
     a.update(batch)
     near(told[0]["target"].flatten(), [1 + 1 / 4, 2 + 25 / 64], 1e-7)
+
+
+def test_who_is_gone_without_having_terminated_remembers_its_last_observation(told):
+    """Cut off alone in the last step, where both lights are on: 19/32, 25/32 as if it were there still. Who died is worth 0."""
+    for ended, worth in ((N, 25 / 32), (Y, 0.0)):
+        a = learner(world(mortal=True), net=GRU, burn_in=2, chunk=2)
+        a.load_state_dict(remembering(burn_in=2, chunk=2).state_dict())
+        a.update(remembered(alive_tp1=[Y, Y, Y, N], terminated=[N, N, N, ended]))
+        near(told[-1]["target"].flatten(), [1 + 9 / 32, 2 + worth / 2], 1e-7)
 
 
 def test_the_gradient_ends_at_the_burn_in():
@@ -990,15 +1031,15 @@ def test_groups_that_learn_for_themselves_have_equal_spaces(cls):
 
 def mixing(spec=None, **config):
     """Q_team = elu(2 q_0 + 3 q_1) + relu(s), and the copy's = elu(2 q_0 + 3 q_1) + 10 relu(s)."""
-    a = learner(spec or world(2, common=True, state=1), cls=QMIX, mixer_width=1, hyper_width=0, **config)
+    a = learner(spec or world(2, common=True, state=1), cls=QMIX, mixer_width=1, hyper_width=1, **config)
     for mixer, times in ((a.mixer, 1.0), (a.target.module["mixer"], 10.0)):
         with torch.no_grad():
             for p in mixer.parameters():
                 p.zero_()
-            mixer.inner.biases[0].copy_(torch.tensor([-2.0, 3]))  # their absolute values count
-            mixer.outer.biases[0].fill_(-1.0)
-            mixer.value.weights[0][0, 0] = 1.0
-            mixer.value.weights[1].fill_(times)
+            mixer.inner[1].copy_(torch.tensor([-2.0, 3]))  # their absolute values count
+            mixer.outer[1].fill_(-1.0)
+            mixer.look[0][2, 0] = 1.0  # rows for the weights in, those out, the state's own value, the shift
+            mixer.value[0].fill_(times)
     return a
 
 
@@ -1019,8 +1060,8 @@ def test_the_mixer_sees_the_state_of_the_moment_and_of_the_next(told):
     near(told[0]["target"], [[[49.0]]])
     # the slope -30 goes on to the agents by what they weigh, and to the mixer by what they say
     near(moment(a, a._net("agents").net.body.biases[0]), [-6.0, -9.0])
-    near(moment(a, a.mixer.inner.biases[0]), [3.0, -12])  # of absolute values: the first is negative
-    assert moment(a, a.mixer.value.weights[1]).item() == pytest.approx(-3 * 5)
+    near(moment(a, a.mixer.inner[1]), [3.0, -12])  # of absolute values: the first is negative
+    assert moment(a, a.mixer.value[0]).item() == pytest.approx(-3 * 5)
 
 
 def test_the_mixer_takes_all_observations_for_a_state_that_is_not_given(told):
@@ -1066,10 +1107,12 @@ def test_the_mixer_is_normalised_as_its_state_is(told):
 def test_the_mixer_is_as_wide_as_asked_for():
     """mixer_width and hyper_width."""
     a = learner(world(3, common=True, state=4), cls=QMIX, mixer_width=5, hyper_width=7)
-    assert [tuple(w.shape) for w in a.mixer.inner.weights] == [(7, 4), (15, 7)]
-    assert [tuple(w.shape) for w in a.mixer.outer.weights] == [(7, 4), (5, 7)]
-    b = learner(world(3, common=True, state=4), cls=QMIX, mixer_width=5, hyper_width=0)
-    assert [tuple(w.shape) for w in b.mixer.inner.weights] == [(15, 4)]
+    assert [tuple(x[0].shape) for x in (a.mixer.look, a.mixer.inner, a.mixer.outer, a.mixer.value)] == [
+        (7 + 7 + 5 + 5, 4),
+        (3 * 5, 7),
+        (5, 7),
+        (1, 5),
+    ]
     assert a.optimiser.vector.numel() == sum(p.numel() for m in (a.online, a.mixer) for p in m.parameters())
     assert set(a.nets) == {"values", "target", "mixer"}
     assert set(learner().nets) == {"values", "target"}
@@ -1093,7 +1136,7 @@ def test_the_copy_of_a_mixer_follows_with_its_agents():
     a = mixing(target_every=1)
     batch = stated([5.0], [7.0], [[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0)
     assert a.update(batch)["target_lag"] == 0
-    assert a.target.module["mixer"].value.weights[1].item() == a.mixer.value.weights[1].item() == pytest.approx(1.25)
+    assert a.target.module["mixer"].value[0].item() == a.mixer.value[0].item() == pytest.approx(1.25)
 
 
 def test_pictures_without_a_state_are_refused():
@@ -1131,14 +1174,14 @@ def batch_of(loop, steps):
 REMEMBERS = {"memory": "gru", "memory_width": 8, "hidden": (8,)}
 BLIND = [  # algorithm, world, its settings, its nets'
     ("ddqn", "probe_deaths", {"n_step": 3, "chunk": 4}, {}),
-    ("ddqn", "probe_deaths", {"chunk": 8, "normalise_reward": True, "normalise_value": True}, {}),
-    ("iql", "probe_deaths", {"n_step": 2, "chunk": 4}, REMEMBERS),
+    ("ddqn", "probe_deaths", {"chunk": 8, "normalise_reward": True}, {}),
+    ("iql", "probe_deaths", {"n_step": 2, "chunk": 4, "epsilon_keep": 0.5}, REMEMBERS),
     ("iql", "probe_deaths", {"noisy": True, "dueling": True, "chunk": 8}, {}),
-    ("vdn", "probe_deaths", {"n_step": 3, "chunk": 6, "normalise_value": True}, {}),
+    ("vdn", "probe_deaths", {"n_step": 3, "chunk": 6}, {}),
     ("vdn", "probe_deaths", {"n_step": 2, "chunk": 4, "normalise_reward": True}, REMEMBERS),
     ("qmix", "probe_deaths", {"n_step": 2, "chunk": 8}, {}),
     ("qmix", "probe_deaths", {"n_step": 2, "chunk": 4}, REMEMBERS),
-    ("ddqn", "probe_turns", {"normalise_value": True}, {}),
+    ("ddqn", "probe_turns", {"normalise_reward": True, "epsilon_keep": 0.5}, {}),
     ("iql", "probe_turns", {"chunk": 8}, REMEMBERS),
 ]
 
@@ -1160,7 +1203,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env, config, net)
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
     spoilt.paid["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory):
-        x[gone[0]] = 9.0  # who is not there at first arrives with an empty memory
+        x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     for x, given in ((a, batch), (b, spoilt)):
         x.witness(given)
         x.update(given)

@@ -44,7 +44,7 @@ def by_hand() -> Monotone:
 
 def test_by_hand() -> None:
     """State 1, that is 1/2: the nets' units are 1 and 2, so weights in |1 -1 -3 2| are 1 1 for agent 0 and 3 2 for agent 1,
-    weights out |-2 + 1| and 2, shifts 0 and 1 + 2 = 3, and the state's own value 0.5 * relu(1 + 1) + 7 * relu(-1) + 0.25 = 1.25.
+    weights out |-2 + 1| and 2, shifts 0 and 1 + 2 = 3, and the state's own value 0.5 * relu(2) + 7 * relu(-1) + 0.25 = 1.25.
     Agents worth 2 and -1 make 2 - 3 = -1 and 2 - 2 + 3 = 3."""
     mixer, state = by_hand(), torch.tensor([1.0, 9, 9, 9])
     assert mixer(torch.tensor([2.0, -1]), state).tolist() == pytest.approx([math.expm1(-1) + 2 * 3 + 1.25])

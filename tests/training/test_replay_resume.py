@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from test_host import TOY
 from test_options_resume import MINE, differing, leaves
 
 import shoal
@@ -122,9 +124,8 @@ CASES = [
     *each("algo.reward_scale", [0.1]),
     *each("algo.shaper", ["{mine}/mine.py:fading"]),
     *each("algo.mixer_width", [4], "simple_speaker_listener", "qmix"),
-    *each("algo.hyper_width", [0], "simple_speaker_listener", "qmix"),
+    *each("algo.hyper_width", [8], "simple_speaker_listener", "qmix"),
     *each("net.memory", ["gru", "lstm"], beside={"algo.chunk": 3}),
-    *each("net.memory", ["gru"], "simple_tag", beside={"algo.chunk": 3, **RANKED}),
     *each("net.memory", ["lstm"], "simple_speaker_listener", "qmix", {"algo.chunk": 3, **RANKED}),
     *each("net.memory", ["gru"], "probe_turns", beside={"algo.chunk": 3}),
     *each("net.share", ["agent_0=a,agent_1=b,agent_2=a"]),
@@ -136,7 +137,6 @@ CASES = [
     *each("algo.prioritised", [True], "probe_turns"),
     *each("algo.prioritised", [True], "probe_illegal"),
     *each("algo.prioritised", [True], "probe_image"),
-    *each("algo.prioritised", [True], "simple_speaker_listener", "vdn"),
     *each("algo.prioritised", [True], "simple_speaker_listener", "qmix"),
     *each("algo.normalise_reward", [True], "probe_deaths", "qmix", {"run.reward": "team-mean", **MEMORY}),
     *each("algo.dueling", [True], "simple_reference", "iql"),  # several choices at once
@@ -149,10 +149,9 @@ COUNTERFACTUAL = [
     *each("algo.replay", [20], "probe_deaths", beside=PAST),
     *each("algo.replay", [12], "simple_speaker_listener", beside={**PAST, "net.memory": "gru"}),
     *each("algo.batch", [3], beside=PAST),
-    *each("algo.every", [None, 0.8], beside=PAST),
+    *each("algo.every", [None, 5], beside=PAST),
     *each("algo.gamma", [0.5]),
     *each("algo.lam", [0.2]),
-    *each("algo.lam", [0.2], beside=PAST),
     *each("algo.time_limit", [False]),
     *each("algo.epsilon", [0.1]),
     *each("algo.epsilon_last", [0.4]),
@@ -175,7 +174,6 @@ COUNTERFACTUAL = [
     *each("algo.lr_last", [0.5], beside={"algo.lr_schedule": "linear"}),
     *each("algo.weight_decay", [0.1]),
     *each("algo.grad_clip", [None], beside={"algo.grad_clip": 0.01}),
-    *each("algo.normalise_obs", [False]),
     *each("algo.normalise_obs", [False], beside=PAST),
     *each("algo.normalise_value", [False]),
     *each("algo.normalise_reward", [True]),
@@ -214,6 +212,7 @@ def test_what_others_add_has_a_case_too():
 def mine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mine")
     (folder / "mine.py").write_text(MINE)
+    (folder / "toy.py").write_text(TOY)
     return folder
 
 
@@ -371,12 +370,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "options": {**MEMORY, **RANKED},
         "env_config": {"workers": 2},
     },
-    "a task of Gymnasium's, not in halves": {
-        "algorithm": "ddqn",
-        "env": CARTPOLE,
-        "options": MEMORY,
-        "env_config": {"workers": 2, "overlap": False},
-    },
     "deaths, vdn": {"algorithm": "vdn", "env": "probe_deaths", "options": {"run.reward": "team-mean", "algo.n_step": 3}},
     "turns": {"algorithm": "ddqn", "env": "probe_turns", "options": {}},
     "fresh and past": {"algorithm": "ddqn", "env": "simple_tag", "options": {**MEMORY, **RANKED}, "team": TWO},
@@ -428,6 +421,23 @@ def test_what_was_in_the_ring_is_in_what_is_learnt(tmp_path, mine):
     apart = differing(whole, told(shoal.resume(run, quiet=True, hook=hook), hook.loop))
     assert any(k.startswith("/algorithms") for k in apart)
     assert any(k.startswith("/ring") for k in apart)
+
+
+def test_episodes_that_do_not_go_on_are_broken_off_in_the_ring_and_on_disk(tmp_path, mine):
+    """A toy of six steps that does not repeat: episodes under way at the stops, after steps 14 and 17, end there. Of
+    twenty-four steps the last ten are in the ring: the first of them is step 14."""
+    asked, lap = plan(mine, "ddqn", "{mine}/toy.py", {"algo.n_step": 3}, {"honest": False, "workers": 0})
+    run = train(tmp_path / "r", asked, steps=8 * lap, until=5 * lap)
+    for until in (6 * lap, None):
+        hook = Witness(until)
+        run = shoal.resume(run, quiet=True, hook=hook)
+    over = hook.loop.replay[:, :][-1]
+    assert over.all(-1).tolist() == over.any(-1).tolist() == [bool(x) for x in (1, 0, 0, 1, 0, 0, 0, 0, 0, 1)]
+    saved = saved_ring(run, run.load("last"))["/files/moments/torch.bool"]
+    last = hook.loop.replay.moments.leaves[-1]
+    assert torch.equal(saved[..., last.start], over)
+    log = (run.path / "train.log").read_text()
+    assert log.count("4 of 4 rows did not come out the same when their episode was played again") == 2
 
 
 class Once(shoal.Hook):
@@ -566,6 +576,29 @@ def test_a_save_that_ended_before_the_checkpoint(tmp_path, mine, monkeypatch, wh
     assert not list(run.path.rglob("*.part"))
 
 
+@pytest.mark.parametrize("name", ["last.pt", "000000000006-000000000012.pt"])
+def test_a_save_that_ended_in_the_middle_of_a_file(tmp_path, mine, monkeypatch, name):
+    """What was there under that name is whole, or nothing is."""
+    asked, lap = frequent(mine, 2)
+    whole, save = train(tmp_path / "a", asked), torch.save
+
+    def half(state, file):
+        if Path(file.name).name.startswith(name) and (name != "last.pt" or state["step"] == 4 * lap):
+            file.write(b"half of it")
+            raise CrashedError
+        save(state, file)
+
+    with monkeypatch.context() as m:
+        m.setattr(torch, "save", half)
+        with pytest.raises(CrashedError):
+            train(tmp_path / "b", asked)
+    run = Run(tmp_path / "b")
+    assert run.load("last")["step"] == 2 * lap
+    assert not (run.checkpoints / "replay" / name).exists()
+    assert differing(told(whole), told(shoal.resume(run, quiet=True))) == []
+    assert not list(run.path.rglob("*.part"))
+
+
 def test_leftovers_are_removed_by_the_next_save(tmp_path, mine, monkeypatch):
     asked, lap = frequent(mine, 3)
     whole = train(tmp_path / "a", asked)
@@ -592,30 +625,32 @@ def test_leftovers_are_removed_by_the_next_save(tmp_path, mine, monkeypatch):
 def test_kill_9_among_saves(tmp_path, mine):
     """Every iteration saves, so that most of the time is spent there."""
     flags = (
-        "--steps 2400 --envs 4 --seed 3 --quiet --compile off --net.hidden 8 --env.max-cycles 5 --algo.rollout 3 "
-        "--algo.every 24 --algo.batch 4 --algo.capacity 600 --algo.learning-starts 24 --algo.prioritised true "
-        "--log.tensorboard false --log.csv false --log.every 1200 --eval.episodes 2 --eval.every 2400 --save.keep 0 "
+        "--steps 1600 --envs 4 --seed 3 --quiet --compile off --net.hidden 8 --env.max-cycles 5 --algo.rollout 3 "
+        "--algo.every 24 --algo.batch 4 --algo.capacity 400 --algo.learning-starts 24 --algo.prioritised true "
+        "--log.tensorboard false --log.csv false --log.every 800 --eval.episodes 2 --eval.every 1600 --save.keep 0 "
         "--save.best none"
     ).split()
     words = ["train", "ddqn", "simple_spread", *flags]
     assert main([*words, "--save.every", "0", "--out", str(tmp_path / "whole")]) == 0
     out = tmp_path / "killed"
     commands = [[*words, "--save.every", "12", "--out", str(out)], ["resume", str(out), "--quiet"]]
-    for aim, command in zip((0.01, 0.037), commands, strict=True):
+    for aim, command in zip(("replay/*.part", "last.pt.part"), commands, strict=True):  # while one is written, if seen in time
         before = Run(out).load("last")["step"] if out.exists() else 0
         process = subprocess.Popen([sys.executable, "-m", "shoal.cli", *command])
-        newest, deadline = "", time.time() + 60
+        folder, deadline = out / "checkpoints", time.time() + 240
         while time.time() < deadline:
-            newest = max((p.name for p in (out / "checkpoints" / "replay").glob("*-*.pt")), default="")
-            if newest and int(newest[:12]) * ROWS > before + 120:
+            newest = max((p.name for p in (folder / "replay").glob("*-*.pt")), default="0" * 12)
+            if int(newest[:12]) * ROWS > before + 60:
                 break
             time.sleep(0.002)
-        time.sleep(aim)
+        seen = time.time() + 0.1
+        while time.time() < seen and not list(folder.glob(aim)):
+            pass
         process.kill()
         assert process.wait() == -signal.SIGKILL
-        assert before + 120 <= Run(out).load("last")["step"] < 2400
+        assert before + 60 <= Run(out).load("last")["step"] < 1600
     last = Run(out).load("last")
-    assert len(last["replay"]["spans"]) > 20
+    assert len(last["replay"]["spans"]) > 10
     whole, killed = Run(tmp_path / "whole"), shoal.resume(out, quiet=True)
     assert not list(out.rglob("*.part"))
     assert differing(told(whole), told(killed)) == []
@@ -688,6 +723,18 @@ def test_a_file_that_is_not_as_it_was_is_one_sentence(tmp_path, stopped, capsys,
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == before
     assert main(["eval", str(run), "--episodes", "2", "--json"]) == 0  # what was learnt is there nevertheless
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.xfail(reason="KeyError: 'replay'", raises=KeyError, strict=True)
+@pytest.mark.parametrize("name", ["best", "step"])
+def test_a_checkpoint_without_the_replay_in_place_of_the_last_is_one_sentence(tmp_path, mine, capsys, name):
+    """As one does who is told that the last is damaged, and to use another."""
+    asked, lap = frequent(mine, 2, keep=1, best="auto")
+    run = train(tmp_path / "r", asked, until=5 * lap)
+    (other,) = run.checkpoints.glob(f"{name}*.pt")
+    shutil.copy(other, run.checkpoints / "last.pt")
+    assert main(["resume", str(run.path)]) == 2
+    assert re.fullmatch(r"shoal: [^\n]+\.\n", capsys.readouterr().err)
 
 
 # --- how long it takes ---

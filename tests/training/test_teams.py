@@ -108,7 +108,8 @@ def equal(a, b):
 
 def refused(capsys, *argv):
     """The one sentence on stderr."""
-    assert main([str(a) for a in argv]) == 2
+    short = ["--steps", "8"] if argv[0] == "train" else []  # should it not be refused
+    assert main([str(a) for a in argv] + short) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("shoal: ")
@@ -250,8 +251,7 @@ def test_eval_with_another_in_one_seat(talks, algorithm, capsys):
     assert "has learnt nothing" in refused(capsys, "eval", run.path, "--team.speaker", algorithm)
 
 
-@pytest.mark.parametrize("algorithm", TEAMS)
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize(("algorithm", "memory"), [("vdn", "none"), ("qmix", "gru"), ("coma", "gru")])
 def test_nets_in_files_of_their_own(tmp_path, camp, algorithm, memory):
     algo = {**ALGO[algorithm], **({} if algorithm == "coma" else {"chunk": 3, "burn_in": 1})}
     save = {**HOW["save"], "nets": True}
@@ -272,8 +272,7 @@ def test_nets_in_files_of_their_own(tmp_path, camp, algorithm, memory):
 # --- as a partner, an opponent, a beginning ---
 
 
-@pytest.mark.parametrize("theirs", TEAMS)
-@pytest.mark.parametrize("mine", ["ddqn", "coma"])
+@pytest.mark.parametrize(("theirs", "mine"), [("vdn", "coma"), ("qmix", "ddqn"), ("coma", "ddqn"), ("coma", "coma")])
 def test_a_partner_of_another_run_in_one_seat(talks, tmp_path, theirs, mine):
     """It acts and does not learn, is kept in the run, and the run goes on as if never stopped."""
     team = {"speaker": str(talks[theirs].path)}
@@ -391,7 +390,7 @@ def test_a_team_that_is_played_by_two_algorithms(camp, tmp_path):
     shoal.evaluate(run, 4)
 
 
-@pytest.mark.parametrize("pair", [("vdn", "qmix"), ("coma", "vdn"), ("ippo", "coma"), ("vdn", "ippo"), ("vdn", "random")])
+@pytest.mark.parametrize("pair", [("vdn", "qmix"), ("coma", "vdn"), ("vdn", "ippo"), ("vdn", "random")])
 def test_two_in_a_team_resume(tmp_path, pair):
     team = {"speaker": pair[0], "listener": pair[1]}
     groups = {"speaker": {"algo": ALGO[pair[0]]}, "listener": {"algo": ALGO[pair[1]]}}

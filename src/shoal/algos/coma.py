@@ -264,8 +264,12 @@ class COMA(Algorithm):
         self.epsilon.fill_(self._epsilon(Now(now.step, c.epsilon_steps, now.updates)))
 
     def witness(self, batch: Batch) -> None:
+        self._weigh(batch)
         for g in self.groups:
             self._sight(g).update(batch.frame)
+
+    def _weigh(self, batch: Batch) -> None:
+        """Let the statistics of rewards move."""
         if self.reward_norm is not None:
             for g in self.groups:
                 self.reward_norm.update(batch.paid[g], batch.frame[g].alive if self.uneven else None)
@@ -276,10 +280,12 @@ class COMA(Algorithm):
         policies, after = {}, {}
         for g in self.groups:
             policies[g], after[g] = self._policy(g, batch.frame, last[g], *self._moment(batch, g, "actor"))
+        if isinstance(self.feed, Rollout):
+            self._weigh(batch)  # rewards are new; what was seen stays as it was seen until the update is done
         with torch.no_grad():
             seen = {g: self._seen(batch.frame, g, played, last) for g in self.groups}
-            following = self._following(batch, played, after)
-            target = {g: self._targets(batch, g, seen[g], played, following) for g in self.groups}
+            following, own = self._following(batch, played, after)
+            target = {g: self._targets(batch, g, seen[g], played, following, own[g]) for g in self.groups}
             if self.value_norm is not None:
                 for g in self.groups:
                     self.value_norm.update(target[g], self._mask(batch, g))
@@ -287,7 +293,8 @@ class COMA(Algorithm):
         q, told = self._judge(batch, seen, played, target)
         told |= self._improve(batch, policies, played, q)
         if isinstance(self.feed, Rollout):
-            self.witness(batch)  # after the update: what was seen stays as it was seen
+            for g in self.groups:
+                self._sight(g).update(batch.frame)
         return {
             **told,
             "epsilon": self.epsilon.clone(),
@@ -311,20 +318,24 @@ class COMA(Algorithm):
         acts = batch.frame[g].acts
         return acts if batch.filled is None else acts & batch.filled[..., None]
 
-    def _following(self, batch: Batch, played: dict[str, Tensor], after: dict[str, Any]) -> dict[str, Tensor]:
-        """[T, B, N, A] what was done in the next moments; what would be drawn there, where nothing was done any more."""
+    def _following(
+        self, batch: Batch, played: dict[str, Tensor], after: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """[T, B, N, A] what was done in the next moments; what would be drawn there, where nothing was done any more. As the
+        others see it, and as it is for an agent's own value: one that is cut off alone is gone for the others."""
         assert batch.noise is not None
         noise = batch.noise.split([batch.over.numel() * n for n in self.sizes.values()])
-        ends, out = batch.over.clone(), {}
+        ends, seen, own = batch.over.clone(), {}, {}
         ends[-1] = True
         for (g, hot), u in zip(played.items(), noise, strict=True):
             view = batch.next[g]
             state = where_rows(view.start, tree_map(torch.zeros_like, after[g]), tree_map(torch.detach, after[g]))
             pi, _ = self._policy(g, batch.next, hot, state, None, self._moves(view.acts | ~view.alive))
-            drawn = self._draw(g, pi, view.legal, u.reshape(hot.shape))
-            drawn = values.one_hot(drawn, self.spaces[g]) * view.alive[..., None]
-            out[g] = torch.where(ends[..., None, None], drawn, torch.cat((hot[1:], hot[-1:])))
-        return out
+            drawn = values.one_hot(self._draw(g, pi, view.legal, u.reshape(hot.shape)), self.spaces[g])
+            nothing = ends[..., None] | ~view.alive
+            own[g] = torch.where(nothing[..., None], drawn, torch.cat((hot[1:], hot[-1:])))
+            seen[g] = own[g] * view.alive[..., None]
+        return seen, own
 
     def _seen(self, frame: Frame, g: str, played: dict[str, Tensor], last: dict[str, Tensor]) -> Tensor:
         """What the critic of a group sees: state and own observation, the others' actions, everybody's last ones."""
@@ -333,7 +344,9 @@ class COMA(Algorithm):
         others = every * getattr(self, f"others_{g}")
         return torch.cat((self._sight(g).seen(frame), others, before.expand(*before.shape[:-2], n, -1)), -1)
 
-    def _targets(self, batch: Batch, g: str, seen: Tensor, played: dict[str, Tensor], following: dict[str, Tensor]) -> Tensor:
+    def _targets(
+        self, batch: Batch, g: str, seen: Tensor, played: dict[str, Tensor], following: dict[str, Tensor], own: Tensor
+    ) -> Tensor:
         """[T, B, N] TD(lambda) returns of the target critic."""
         c, view = self.config, batch.next[g]
         targets: Any = self.target.module
@@ -342,7 +355,7 @@ class COMA(Algorithm):
             _, state = critic(seen, *self._moment(batch, g, "critic"))
             state = where_rows(view.start, tree_map(torch.zeros_like, state), state)
         q_tp1, _ = critic(self._seen(batch.next, g, following, played), state, None, self._moves(view.acts | ~view.alive))
-        value_tp1 = self._in_rewards(values.expected(q_tp1, following[g], self.spaces[g]))
+        value_tp1 = self._in_rewards(values.expected(q_tp1, own, self.spaces[g]))
         terminated = batch.pays[g].terminated
         cut = batch.over[..., None].expand_as(terminated)
         cut = cut | ~view.alive if self.uneven else cut
@@ -372,8 +385,8 @@ class COMA(Algorithm):
         for k, (a, b) in reversed(list(enumerate(pieces))):
             taken, mask = [], []
             for g in self.groups:
-                _, start, moves = tree_map(lambda x: x[a:b], self._moment(batch, g, "critic"))  # noqa: B023
-                q, _ = self.critics[g](seen[g][a:b], states[g][k], start, moves)
+                moment = tree_map(lambda x: x[a:b], self._moment(batch, g, "critic")[1:])  # noqa: B023
+                q, _ = self.critics[g](seen[g][a:b], states[g][k], *moment)
                 said[g].append(q.detach())
                 taken.append(values.expected(q, played[g][a:b], self.spaces[g]))
                 mask.append(self._mask(batch, g)[a:b])
@@ -384,10 +397,8 @@ class COMA(Algorithm):
             value = value.detach()
             each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": self._in_rewards(value)}
             told.append({**{k: losses.masked_mean(x, there) for k, x in each.items()}, "grad_norm_critic": norm})
-        whole = {g: torch.cat(xs[::-1]) for g, xs in said.items()}
-        return {g: self._in_rewards(q) for g, q in whole.items()}, {
-            k: torch.stack([t[k] for t in told]).mean() for k in told[0]
-        }
+        means = {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
+        return {g: self._in_rewards(torch.cat(xs[::-1])) for g, xs in said.items()}, means
 
     @torch.no_grad()
     def _states(self, batch: Batch, g: str, seen: Tensor, begins: list[int]) -> list[Any]:

@@ -211,8 +211,9 @@ class DDQN(Algorithm):
                 continue
             u, keep = u[..., : self.tosses + noise_of(space)], self.config.epsilon_keep
             if keep:
-                explored = epsilon_keeping(actions[g], u, self.epsilon, keep, memory[g]["random"], space, view.legal)
-                actions[g], after[g]["random"] = explored
+                before = memory[g]["random"]
+                actions[g], now = epsilon_keeping(actions[g], u, self.epsilon, keep, before, space, view.legal)
+                after[g]["random"] = now.where(view.acts[..., None], before)  # whoever waits for its turn goes on later
             else:
                 actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
         return actions, after, {g: {} for g in self.groups}
