@@ -701,7 +701,7 @@ def damage_steps(path, other):
         damage_missing,
         damage_cut,
         damage_empty,
-        pytest.param(damage_words, marks=pytest.mark.xfail(reason="torch.load: IndexError", raises=IndexError, strict=True)),
+        damage_words,
         damage_other,
         damage_shapes,
         damage_steps,
@@ -725,7 +725,6 @@ def test_a_file_that_is_not_as_it_was_is_one_sentence(tmp_path, stopped, capsys,
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
-@pytest.mark.xfail(reason="KeyError: 'replay'", raises=KeyError, strict=True)
 @pytest.mark.parametrize("name", ["best", "step"])
 def test_a_checkpoint_without_the_replay_in_place_of_the_last_is_one_sentence(tmp_path, mine, capsys, name):
     """As one does who is told that the last is damaged, and to use another."""

@@ -57,7 +57,7 @@ def read(path: Path, device: str | torch.device = "cpu", marked: bool = True) ->
         raise UserError(
             f"{path} is no checkpoint of Shoal's: it holds more than tensors and numbers, and was not run."
         ) from None
-    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, KeyError, ValueError):
+    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, LookupError, ValueError):
         raise UserError(f"{path} is damaged (truncated, or not a checkpoint): use another one of the run's.") from None
     if not isinstance(state, dict) or (marked and "shoal" not in state):
         raise UserError(f"{path} is no checkpoint of Shoal's.")

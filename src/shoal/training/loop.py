@@ -404,8 +404,12 @@ class Loop:
         self.means.load_state_dict(state["means"], self.env.device)
         self.noted = {k: list(xs) for k, xs in state["noted"].items()}
         if self.replay is not None:
-            self.segments.load(self.replay, state["replay"]["spans"], state["replay"]["count"])
-            self.load_replay_state(state["replay"]["state"])
+            if (told := state.get("replay")) is None:
+                raise UserError(
+                    f"the last checkpoint of {self.folder.path} names no replay: only one that was saved as the last does."
+                )
+            self.segments.load(self.replay, told["spans"], told["count"])
+            self.load_replay_state(told["state"])
             if self.env.begun_anew is not None and self.step:
                 break_off(self.replay, self.lessons, self.env.begun_anew)
                 self.segments.spans.clear()  # what is on disk goes on as if nothing had happened: it is written anew

@@ -140,8 +140,9 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
             f"here it is {mine.n}, {mine.obs} and {mine.action}."
         )
     groups = next(gs for gs in recorded_groups(run, names) if group in gs)
-    if missing := [g for g in groups if g not in [x.name for x in spec.groups]]:
-        raise UserError(f"the run {run.path} learnt {', '.join(groups)} as one, and {', '.join(missing)} is not here.")
+    made_for = run.settings.players[group].get("bound", groups)
+    if missing := [g for g in made_for if g not in [x.name for x in spec.groups]]:
+        raise UserError(f"the run {run.path} learnt {', '.join(made_for)} as one, and {', '.join(missing)} is not here.")
     policy = _recorded(run, spec, groups, device)
     restore(policy, read_policy(run, which), str(run.path))
     policy.learns, policy.groups = False, (group,)  # type: ignore[misc]
