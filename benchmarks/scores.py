@@ -117,7 +117,7 @@ SCORES = {
         seeds=2,
     ),
     "iql-spread": Score(
-        f"iql simple_spread --steps 1.5M {REPLAY} --algo.target-every 1 --algo.target-tau 0.01",
+        f"iql simple_spread --steps 1.5M {REPLAY} --net.gain-actor 1 --algo.target-every 1 --algo.target-tau 0.01",
         {"return/agents": -11.0},
         beside="EPyMARL -9.6 (2M), JaxMARL -13, XuanCe -19.5",
         seeds=2,

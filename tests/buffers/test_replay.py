@@ -112,7 +112,8 @@ def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(UserError) as told:
         replay.allocate(lambda _: 30_000)
     assert str(told.value) == (
-        "a replay of 4,000 steps takes 100 kB on cpu, and 30 kB are free: give a smaller --algo.capacity, of 1,200 at most."
+        "a replay of 4,000 steps takes 100 kB on cpu, and 30 kB are free: give a smaller --algo.capacity, of 1,200 at most "
+        "(COMA's --algo.replay counts episodes)."
     )
     assert replay.moments.store == {}
     with pytest.raises(UserError, match="takes 100 kB"):

@@ -16,6 +16,8 @@ from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
 from shoal.training.lessons import Lesson, Segments, batch_of, cost, make_replay, moments_of, remembered
+from shoal.training.loop import Loop
+from shoal.training.settings import Settings, resolve
 
 torch.set_num_threads(1)
 SPEC = EnvSpec(
@@ -234,11 +236,14 @@ def test_replays_that_will_not_do() -> None:
         "the groups want replays of 500 and 2,000 steps: give them one --algo.capacity."
     )
     assert refused(learner(capacity=1599, length=800)) == (
-        "--algo.capacity is 1,599: with 2 rows and 800 steps at a time it must be 1,600 at least."
+        "a replay of 1,599 steps is too small for 2 rows and 800 steps at a time: --algo.capacity must be 1,600 at least "
+        "(COMA's --algo.replay counts episodes)."
     )
     longer = refused(learner(capacity=20, length=3), learner(("dog",), capacity=20, length=11))
-    assert "11 steps at a time it must be 22 at least" in longer  # the longest of all
-    assert "16 steps at a time it must be 64 at least" in refused(learner(capacity=63), steps=16, rows=4)  # or the rollout
+    assert "11 steps at a time: --algo.capacity must be 22 at least" in longer  # the longest of all
+    assert "16 steps at a time: --algo.capacity must be 64 at least" in refused(
+        learner(capacity=63), steps=16, rows=4
+    )  # or the rollout
 
 
 def test_a_replay_that_just_will() -> None:
@@ -365,7 +370,7 @@ def test_files_that_are_damaged_missing_or_of_another_run(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="is damaged"):
         loaded(tmp_path, spans, 4)
     path.unlink()
-    with pytest.raises(UserError, match="there is no checkpoint"):
+    with pytest.raises(UserError, match="is missing"):
         loaded(tmp_path, spans, 4)
 
 
@@ -374,3 +379,24 @@ def test_a_replay_that_was_never_saved(tmp_path: Path) -> None:
     assert segments.save(replay, 0) == []
     segments.prune()  # no folder yet
     check(loaded(tmp_path, [], 0)[0], 0, 0)
+
+
+def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins() -> None:
+    """A net unrolled from there remembers at every step what was remembered when it was played."""
+    algo = {"rollout": 6, "capacity": 400, "normalise_obs": False}
+    sections = {"algo": algo, "net": {"memory": "gru", "hidden": (8,), "memory_width": 4}}
+    loop = Loop(resolve(Settings("iql", "probe_deaths", {"envs": 4, "quiet": True}, sections)))
+    loop.iterate()
+    loop.iterate()
+    assert loop.replay is not None
+    (learner,) = loop.learners
+    row = torch.arange(4)
+    whole, before = loop.replay.windows(torch.zeros(4, dtype=torch.long), row, 12)
+    batch = batch_of(whole, before)
+    view = batch.frame["agents"]
+    with torch.no_grad():
+        _, after = learner._net("agents")(learner._sight("agents").obs(batch.frame, 2), before["agents"], view.start, view.acts)  # type: ignore[operator]
+    for t in range(1, 12):
+        _, held = loop.replay.windows(torch.full((4,), t), row, 1)
+        torch.testing.assert_close(held["agents"]["hidden"], after["hidden"][t - 1])
+    assert (after["hidden"][3] != after["hidden"][2]).any()

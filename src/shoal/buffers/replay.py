@@ -126,7 +126,7 @@ class ReplayBuffer:
             most = int(self.steps * self.rows * room / self.bytes)
             raise UserError(
                 f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} are "
-                f"free: give a smaller --algo.capacity, of {most:,} at most."
+                f"free: give a smaller --algo.capacity, of {most:,} at most (COMA's --algo.replay counts episodes)."
             )
         self.moments.allocate()
         self.firsts.allocate()

@@ -48,7 +48,8 @@ def write(path: Path, state: dict[str, Any]) -> None:
 def read(path: Path, device: str | torch.device = "cpu", marked: bool = True) -> dict[str, Any]:
     """A checkpoint's contents; never runs what is in it. `marked`: it says that it is one of ours."""
     if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}.")
+        what = f"there is no checkpoint {path}" if marked else f"a part of the run's replay is missing, {path}"
+        raise UserError(f"{what}.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch has words of its own for strange files; ours are below
@@ -58,7 +59,10 @@ def read(path: Path, device: str | torch.device = "cpu", marked: bool = True) ->
             f"{path} is no checkpoint of Shoal's: it holds more than tensors and numbers, and was not run."
         ) from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, LookupError, ValueError):
-        raise UserError(f"{path} is damaged (truncated, or not a checkpoint): use another one of the run's.") from None
+        hint = (
+            ": use another one of the run's" if marked else ", and with it the run's replay: its policies can still be played"
+        )
+        raise UserError(f"{path} is damaged (truncated, or not a checkpoint){hint}.") from None
     if not isinstance(state, dict) or (marked and "shoal" not in state):
         raise UserError(f"{path} is no checkpoint of Shoal's.")
     return state

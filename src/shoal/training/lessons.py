@@ -60,8 +60,8 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
     longest = max(rollout, *(f.length + (rollout if f.whole else 0) for f in feeds))  # room for one that is not yet overwritten
     if capacity < longest * rows:
         raise UserError(
-            f"--algo.capacity is {capacity:,}: with {rows} rows and {longest} steps at a time it must be {longest * rows:,} at "
-            "least."
+            f"a replay of {capacity:,} steps is too small for {rows} rows and {longest} steps at a time: --algo.capacity must "
+            f"be {longest * rows:,} at least (COMA's --algo.replay counts episodes)."
         )
     device = frame[spec.groups[0].name].acts.device
 

@@ -103,7 +103,7 @@ class Means:
         self.sums[whose] += torch.nn.functional.pad(values, (0, 1), value=1)
 
     def take(self) -> dict[str, Tensor]:
-        """The means, each under the names of all its groups; then begin anew. Nothing where nothing was added."""
+        """The means, each under the names of all its groups; then begin anew. NaN where nothing was added since."""
         out = {}
         for whose, names in ((w, n) for w, n in self.names.items() if w in self.sums):
             means = self.sums[whose][:-1] / self.sums[whose][-1]
