@@ -5,9 +5,10 @@
     python benchmarks/scores.py --show              what there is, with the commands
 
 Each is trained by the command line as anybody would, and then played greedily for 100 episodes from seeds that training never
-saw (`shoal eval`). Where two teams learn, each is also set against a random opponent. The particle worlds have three seeds,
-0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The others have one seed, and are for the CPU: Box2D
-and football are stepped there. `make readme` puts the results into the README. Standard library only.
+saw (`shoal eval`). Where two teams learn, each is also set against a random opponent. PPO's family has three seeds on the
+particle worlds, 0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The value learners and COMA have two
+there, and minutes on two CPU cores. The others have one seed, and are for the CPU: Box2D and football are stepped there.
+`make readme` puts the results into the README. Standard library only.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ COUNTERFACTUAL = (
 
 def values(words: str, wanted: float, zoo: str) -> Score:
     """DDQN on a task of one agent, one seed; beside it what rl-baselines3-zoo's DQN reached, in so many steps."""
-    common = "--envs 8 --algo.rollout 8 --algo.batch 128 --algo.lr-schedule linear --algo.capacity 100k --eval.episodes 32"
+    common = "--envs 8 --algo.rollout 8 --algo.batch 128 --algo.lr-schedule linear --algo.capacity 100k --eval.episodes 100"
     train = f"ddqn {' '.join(words.split())} {common}"
     return Score(train, {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
 
@@ -142,7 +143,7 @@ SCORES = {
     ),
     "ddqn-cartpole": values(
         "CartPole-v1 --steps 80k --algo.every 2 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 10k "
-        "--algo.epsilon-last 0.04 --algo.target-every 100 --algo.learning-starts 1000",
+        "--algo.epsilon-last 0.04 --algo.target-every 100 --algo.learning-starts 1000 --eval.every 2000 --stop-score 500",
         500,
         "500 (50k)",
     ),

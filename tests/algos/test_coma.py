@@ -312,9 +312,11 @@ def test_what_is_refused():
         learner(world(2, mortal=True, turns=True))
     with pytest.raises(UserError, match=r"--net.trunk shared does not go with COMA"):
         learner(net={"trunk": "shared"})
+    with pytest.raises(UserError, match=r"--net.attention does not go with COMA"):
+        learner(net={"attention": "actor"})
     for group, sentence in (
         (Group("agents", "t", ("a",), (2,), Box((-1.0,), (1.0,))), "COMA takes discrete and multi-discrete actions"),
-        (Group("agents", "t", ("a",), (3, 32, 32), Discrete(2)), "COMA's critic takes numbers, and this world has pictures"),
+        (Group("agents", "t", ("a",), (3, 32, 32), Discrete(2)), "COMA's critic takes numbers, and agents see pictures here"),
     ):
         with pytest.raises(UserError, match=sentence):
             COMA(EnvSpec((group,), common=True), ("agents",), COMA.Config(), NetConfig(), torch.Generator())

@@ -82,8 +82,8 @@ def test_a_class_of_the_users_own_is_made_of_first_and_last_and_called_with_now(
     [
         ("lineer", r"is 'lineer' \(did you mean 'linear'\?\): it takes constant, linear, cosine, exponential"),
         ("", "it takes constant, linear"),
-        ("kl", "the learning rate alone"),  # nothing but a learning rate, which asks `kl_target` first
-        ("kl:0.01", "the learning rate alone"),
+        ("kl", "the learning rate of PPO's family alone"),  # nothing but a learning rate, which asks `kl_target` first
+        ("kl:0.01", "the learning rate of PPO's family alone"),
         ("exponential:0.5", r"exponential:0.999/update \(or /step\)"),
         ("exponential:0.5/epoch", r"exponential:0.999/update \(or /step\)"),
         ("exponential:0/update", "more than 0 and at most 1"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import shoal
+from shoal.algos.ddqn import DDQN
 from shoal.algos.ppo import PPO
 from shoal.envs import fuse
 from shoal.spec import UserError, tree_leaves, tree_map
@@ -159,21 +160,24 @@ def test_fused_is_near() -> None:
 
 
 @cuda
-def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = PPO.update
-    eager, captured = make("off"), make("graph")
+@pytest.mark.parametrize("cls", [PPO, DDQN])
+def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch, cls: Any) -> None:
+    """An iteration, or a lesson, of which the iteration stays captured; once, and the draws go on as they would have."""
+    plain, work = cls.update, {"rollout": 10, "algo": "ddqn", **PAST} if cls is DDQN else {}
+    eager, captured = make("off", **work), make("graph", **work)
 
-    def looks(self: PPO, batch: Any) -> dict[str, Tensor]:
+    def looks(self: Any, batch: Any) -> dict[str, Tensor]:
         assert batch.over.sum().item() >= 0
         return plain(self, batch)
 
-    monkeypatch.setattr(PPO, "update", looks)
-    for _ in range(3):
+    monkeypatch.setattr(cls, "update", looks)
+    for _ in range(7):
         eager.iterate()
         captured.iterate()
     (line,) = captured.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Iterations cannot be captured as a CUDA graph, and run eagerly: ")
-    assert captured.on_device == captured.iteration
+    assert captured.on_device_lessons == captured.lessons
+    assert (captured.on_device == captured.iteration) == (cls is PPO)
     assert_equal(eager, captured)
 
 

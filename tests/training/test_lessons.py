@@ -249,8 +249,8 @@ def test_replays_that_will_not_do() -> None:
 def test_a_replay_that_just_will() -> None:
     b = rollout(1, 3)
     now = tree_map(lambda x: x[0], (b.frame, b.memory))
-    for capacity in (33, 35):  # whole steps of all rows
-        replay = make_replay([learner(capacity=capacity, length=11)], SPEC, now[0], 8, 3, now[1])
+    for capacity in (33, 35):  # whole steps of all rows: what a rollout of 8 makes whole is 4 + 8 - 1 steps
+        replay = make_replay([learner(capacity=capacity, length=4)], SPEC, now[0], 8, 3, now[1])
         assert (replay.steps, replay.rows) == (11, 3)
     fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",))
     assert make_replay([fresh, learner(capacity=35)], SPEC, now[0], 8, 3, now[1]).steps == 11

@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.kernels import find
 from shoal.ops.schedules import Now
+from shoal.ops.values import one_hot
 from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map
 
 
@@ -143,9 +144,7 @@ class Algorithm(nn.Module, ABC):
         chosen, space = actions[group], self.spec[group].action
         if space.kind == "continuous":
             return chosen
-        each = chosen[..., None] if space.shape == () else chosen
-        hot = [nn.functional.one_hot(each[..., d], n) for d, n in enumerate(space.sizes)]  # type: ignore[union-attr]
-        return torch.cat(hot, -1).float()
+        return one_hot(chosen, space)  # type: ignore[arg-type]
 
     # --- several groups as one: agents are a dimension ---
 
@@ -284,8 +283,9 @@ class Target(nn.Module):
 
     def __init__(self, module: nn.Module, optimiser: Optimiser, every: int, tau: float):
         super().__init__()
-        self.module, self.every, self.tau = copy.deepcopy(module).requires_grad_(False), every, tau
-        params = list(self.module.parameters())
+        self.module, self.every, self.tau = copy.deepcopy(module), every, tau
+        params = [p for p in self.module.parameters() if p.requires_grad]
+        self.module.requires_grad_(False).eval()
         flat, at = optimiser.vector.clone(), 0
         for p in params:
             p.data = flat[at : at + p.numel()].view_as(p)
@@ -294,6 +294,10 @@ class Target(nn.Module):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long, device=flat.device))
         self._flat, self._ahead = (flat,), (optimiser.vector,)
         self._pairs = tuple(zip(self.module.buffers(), module.buffers(), strict=True))
+
+    def train(self, mode: bool = True) -> Target:
+        """It never is: a user's module judges as it acts."""
+        return super().train(False)
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -19,7 +19,8 @@ Knobs, and what they do
   Exploration. With probability epsilon any legal action, tossed for each row and agent: from `epsilon` to `epsilon_last` over
   the first `epsilon_steps` environment steps, then flat, by `epsilon_schedule`. `epsilon_keep` 0.9 lets a random action go on,
   ten steps on average: where single random steps lead nowhere (MountainCar) it is what finds the goal. `noisy` puts noise
-  whose size is learnt into the output layer, for each row and agent its own: give it `--algo.epsilon 0`.
+  whose size is learnt into the output layer, for each row and agent its own: give it `--algo.epsilon 0`. Who does not learn
+  any more plays greedily, whoever asks for samples.
 
   Targets. `n_step` rewards before the values take over, fewer where an episode ends; what was cut off is bootstrapped from its
   true last observation (`time_limit`). `target_every` 200 and `target_tau` 1 copy the weights every 200 updates;
@@ -202,7 +203,7 @@ class DDQN(Algorithm):
         actions, after = {}, {}
         for g in self.groups:
             view, space = frame[g], self.spaces[g]
-            u = None if noise is None else noise[g]
+            u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
             obs = self._sight(g).obs(frame, view.acts.dim() - 1)
             q, state = self._net(g)(obs, memory[g], None, self._moves(view.acts), weights)
@@ -243,8 +244,8 @@ class DDQN(Algorithm):
         for g in self.groups:
             self._sight(g).update(batch.frame)
         if self.reward_norm is not None:
-            there = self._cat(lambda g: batch.frame[g].alive) if self.uneven else None
-            self.reward_norm.update(self._cat(batch.paid.__getitem__), there)
+            there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None
+            self.reward_norm.update(self.joined(batch.paid.__getitem__, 2), there)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         c, weight = self.config, batch.weight
@@ -252,7 +253,7 @@ class DDQN(Algorithm):
         looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
         q_t, q_tp1 = (torch.cat([look[k] for look in looks], 2) for k in (0, 1))
         value_t = torch.cat([look[2] for look in looks], 2) if self.spec.turns else None
-        acts = self._cat(lambda g: later.frame[g].acts) if self.uneven else None
+        acts = self.mask(later)
         goes_on = self._goes_on(later) if self.uneven else None
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
@@ -322,15 +323,15 @@ class DDQN(Algorithm):
 
     def _goes_on(self, batch: Batch) -> Tensor:
         """[T, B, N] who has a next moment that may be worth something."""
-        alive, alive_tp1 = (self._cat(lambda g, f=f: f[g].alive) for f in (batch.frame, batch.next))
-        return (alive | alive_tp1) & ~self._cat(lambda g: batch.pays[g].terminated)
+        there = self.joined(lambda g: batch.frame[g].alive | batch.next[g].alive, 2)
+        return there & ~self.joined(lambda g: batch.pays[g].terminated, 2)
 
     def _targets(self, batch: Batch, q_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What is learnt towards, and which of it counts; none: all."""
-        c, reward, terminated = self.config, self._reward(batch), self._cat(lambda g: batch.pays[g].terminated)
-        mask = self._cat(lambda g: batch.frame[g].acts) if self.uneven else None
+        c, reward, terminated = self.config, self._reward(batch), self.joined(lambda g: batch.pays[g].terminated, 2)
+        mask = self.mask(batch)
         cut = batch.over[..., None].expand_as(terminated)
-        cut = cut | ~self._cat(lambda g: batch.next[g].alive) if self.uneven else cut
+        cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
         if self.unit == "team":  # the team is one: it ends when nobody goes on
             reward = losses.masked_mean(reward, mask, (2,))
             terminated, cut = ~self._goes_on(batch).any(-1, keepdim=True), batch.over[..., None]
@@ -340,16 +341,13 @@ class DDQN(Algorithm):
             return n_step(reward, q_tp1, terminated, cut, c.gamma, c.n_step), mask
         assert mask is not None
         assert value_t is not None
-        told = self._cat(lambda g: batch.next[g].acts | ~batch.next[g].alive)
+        told = self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)
         unsettled = unsettled_turns(terminated, terminated | cut, mask, told)
         return turn_values(reward, value_t, q_tp1, terminated, cut, c.gamma, mask), mask & ~unsettled
 
     def _reward(self, batch: Batch) -> Tensor:
-        reward = self._cat(batch.paid.__getitem__) * self.config.reward_scale
-        if self.reward_norm is None:
-            return reward
-        square = self.reward_norm.var + self.reward_norm.mean.square()
-        return reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
+        reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
+        return reward if self.reward_norm is None else self.reward_norm.divide(reward)
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""
@@ -359,11 +357,6 @@ class DDQN(Algorithm):
             for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
         ]
         return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)
-
-    def _cat(self, part: Any) -> Tensor:
-        """The groups' tensors [T, B, N] side by side."""
-        parts = [part(g) for g in self.groups]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def _from(batch: Batch, step: int) -> Batch:

@@ -346,8 +346,7 @@ class OnPolicy(Algorithm, ABC):
             if first:
                 there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None  # pay may come out of turn
                 self.reward_norm.update(reward, there)
-            square = self.reward_norm.var + self.reward_norm.mean.square()
-            reward = reward / square.sqrt().clamp(min=1e-4).to(reward.dtype)
+            reward = self.reward_norm.divide(reward)
         terminated, cut = self._ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
         return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)

@@ -27,6 +27,8 @@ from torch import Tensor
 
 from shoal.spec import UserError, tree_leaves, tree_map
 
+SHARE = 0.9  # of the memory that is free; the rest is for what learns
+
 
 class Drawn(NamedTuple):
     """Where windows begin, and what else is known of them."""
@@ -122,11 +124,11 @@ class ReplayBuffer:
     def allocate(self, free: Callable[[torch.device], int | None] | None = None) -> None:
         """Refuses, in a sentence, what does not fit into the memory that is free."""
         room = (free or free_bytes)(self.device)
-        if room is not None and self.bytes > room:
+        if room is not None and self.bytes > (room := int(room * SHARE)):
             most = int(self.steps * self.rows * room / self.bytes)
             raise UserError(
-                f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} are "
-                f"free: give a smaller --algo.capacity, of {most:,} at most (COMA's --algo.replay counts episodes)."
+                f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} "
+                f"can be had: give a smaller --algo.capacity, of {most:,} at most (COMA's --algo.replay counts episodes)."
             )
         self.moments.allocate()
         self.firsts.allocate()

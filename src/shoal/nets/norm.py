@@ -79,6 +79,10 @@ class Running(nn.Module):
         out = (x - self.shift.to(x.dtype)) / self.scale.to(x.dtype)
         return out if clip is None else out.clamp(-clip, clip)
 
+    def divide(self, x: Tensor) -> Tensor:
+        """By the root mean square: rewards keep their signs."""
+        return x / (self.var + self.mean.square()).sqrt().clamp(min=1e-4).to(x.dtype)
+
     def denormalise(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.shift.to(x.dtype), x, self.scale.to(x.dtype))
 

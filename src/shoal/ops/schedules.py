@@ -58,7 +58,7 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
     if ":" in text and not text.startswith(("exponential:", "kl:")):
         return _own(text, first, last, flag)
     if text == "kl" or text.startswith("kl:"):
-        raise UserError(f"{flag} is {text!r}: what adapts to the divergence is the learning rate alone.")
+        raise UserError(f"{flag} is {text!r}: what adapts to the divergence is the learning rate of PPO's family alone.")
     raise UserError(
         f"{flag} is {text!r}{near(text, (*SHAPES, 'kl'))}: it takes {', '.join(SHAPES)}, exponential:0.999/update (or /step), "
         "for learning rates kl or kl:0.01, or your own package.module:Class."

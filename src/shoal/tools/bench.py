@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -205,7 +206,8 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     known = {f.name for f in dataclasses.fields(find("algos", algo).load().Config)}
     wanted: dict[str, Any] = {"rollout": o.rollout, "epochs": o.epochs, "minibatches": o.minibatches}
     wanted |= {"normalise_obs": o.normalise, "normalise_value": o.normalise}
-    wanted |= {"batch": o.batch, "every": o.every, "capacity": 100_000, "learning_starts": 1000}
+    if replays(algo):
+        wanted |= {"batch": o.batch, "every": o.every, "capacity": 100_000, "learning_starts": 1000}
     sections: dict[str, Any] = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": o.hidden}}
     run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
     if find("algos", algo).load().pay == "common":
@@ -223,7 +225,8 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
             for a in loop.learners:
                 loop.teach(a, batch)
 
-        loop.on_device = update if loop.on_device == loop.iteration else Captured(loop, update, lambda _: None)
+        captured = loop.on_device != loop.iteration
+        loop.on_device = Captured(loop, update, partial(setattr, loop, "on_device")) if captured else update
 
     def work() -> int:
         loop.iterate()
@@ -243,9 +246,9 @@ def _updates(loop: Loop, filled: int = 10_000, updates: int = 20) -> int:
     while loop.step < filled:
         loop.on_device()
         loop.step += loop.rollout * loop.env.rows
-    for learn in loop.on_device_lessons:
+    for k in range(len(loop.lessons)):
         for _ in range(updates):
-            learn()
+            loop.on_device_lessons[k]()
     if loop.env.device.type == "cuda":
         torch.cuda.synchronize()
     return updates

@@ -119,7 +119,8 @@ class Captured:
         loop = self.loop
         learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
         played = (loop.collector.state_dict(), self.env.phase) if self.plays else None
-        return learnt, loop.replay_state(), played, loop.update_noise.get_state(), loop.means.state_dict()
+        noise = loop.collector.generator.get_state(), loop.update_noise.get_state()
+        return learnt, loop.replay_state(), played, noise, loop.means.state_dict()
 
     def _restore(self, snapshot: Any) -> None:
         loop = self.loop
@@ -127,7 +128,8 @@ class Captured:
         for a, state in zip(loop.players.algorithms, learnt, strict=True):
             a.load_state_dict(state)
         loop.load_replay_state(replay)
-        loop.update_noise.set_state(noise)
+        loop.collector.generator.set_state(noise[0])
+        loop.update_noise.set_state(noise[1])
         loop.means.load_state_dict(means, self.env.device)
         if played is not None:
             loop.collector.load_state_dict(played[0])

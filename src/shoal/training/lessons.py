@@ -19,6 +19,7 @@ from shoal.ops.schedules import Now
 from shoal.spec import Batch, EnvSpec, Frame, Pay, UserError, tree_map
 from shoal.training import checkpoint
 
+PIECE = 1 << 28  # bytes that are copied at once
 Teach = Callable[[Algorithm, Batch], Tensor | None]  # an update, and the priorities that it left
 
 
@@ -57,7 +58,7 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
         given = " and ".join(f"{x:,}" for x in sorted(wanted))
         raise UserError(f"the groups want replays of {given} steps: give them one --algo.capacity.")
     capacity = feeds[0].capacity
-    longest = max(rollout, *(f.length + (rollout if f.whole else 0) for f in feeds))  # room for one that is not yet overwritten
+    longest = max(f.length + rollout - (not f.whole) for f in feeds)  # so that a rollout never writes over what it makes whole
     if capacity < longest * rows:
         raise UserError(
             f"a replay of {capacity:,} steps is too small for {rows} rows and {longest} steps at a time: --algo.capacity must "
@@ -128,9 +129,11 @@ class Segments:
     def save(self, replay: ReplayBuffer, count: int) -> list[list[int]]:
         oldest = max(0, count - replay.steps)
         began = max(self.spans[-1][1] if self.spans else 0, oldest)
-        if began < count:
-            checkpoint.write(self._file(began, count), replay.read(began, count))
-            self.spans.append([began, count])
+        most = max(1, PIECE * replay.steps // max(replay.bytes, 1))  # steps in a file
+        for begin in range(began, count, most):
+            end = min(begin + most, count)
+            checkpoint.write(self._file(begin, end), replay.read(begin, end))
+            self.spans.append([begin, end])
         self.spans = [s for s in self.spans if s[1] > oldest]
         return [list(s) for s in self.spans]
 

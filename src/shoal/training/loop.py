@@ -234,10 +234,10 @@ class Loop:
         with global_seed(self.config.seed, "modules", self.step, device=self.env.device) if self.foreign else nullcontext():
             self.on_device()
             self.step += self.rollout * self.env.rows
-            for lesson, learn in zip(self.lessons, self.on_device_lessons, strict=True):
+            for k, lesson in enumerate(self.lessons):
                 lesson.tune(Now(before, self.config.steps, 0))
                 for _ in range(lesson.owed(self.step) - lesson.owed(before)):
-                    learn()
+                    self.on_device_lessons[k]()
 
     def iteration(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
