@@ -60,6 +60,9 @@ COUNTERFACTUAL = (
 )
 
 
+WIDE = "--net.activation relu --net.hidden 128,128"
+
+
 def values(words: str, wanted: float, zoo: str) -> Score:
     """DDQN on a task of one agent, one seed; beside it what rl-baselines3-zoo's DQN reached, in so many steps."""
     common = "--envs 8 --algo.rollout 8 --algo.batch 128 --algo.lr-schedule linear --algo.capacity 100k --eval.episodes 100"
@@ -142,14 +145,14 @@ SCORES = {
         seeds=2,
     ),
     "ddqn-cartpole": values(
-        "CartPole-v1 --steps 80k --algo.every 2 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 10k "
-        "--algo.epsilon-last 0.04 --algo.target-every 100 --algo.learning-starts 1000 --eval.every 2000 --stop-score 500",
+        f"CartPole-v1 --steps 100k --algo.every 2 --algo.lr 1e-3 {WIDE} --algo.epsilon-steps 10k --algo.epsilon-last 0.04 "
+        "--algo.target-every 200 --algo.learning-starts 1000 --eval.every 2000 --stop-score 500",
         500,
         "500 (50k)",
     ),
     "ddqn-acrobot": values(
-        "Acrobot-v1 --steps 200k --algo.every 4 --algo.lr 1e-3 --algo.n-step 3 --algo.epsilon-steps 30k "
-        "--algo.target-every 250 --algo.learning-starts 1000",
+        f"Acrobot-v1 --steps 200k --algo.every 4 --algo.lr 1e-3 {WIDE} --algo.epsilon-steps 30k --algo.target-every 250 "
+        "--algo.learning-starts 1000",
         -85,
         "-76.6 (100k)",
     ),
@@ -161,7 +164,7 @@ SCORES = {
     ),
     "ddqn-lunar-lander": values(
         "gymnasium/LunarLander-v3 --steps 400k --algo.every 4 --algo.lr 6e-4 --algo.n-step 3 --algo.epsilon-steps 60k "
-        "--algo.target-every 500 --net.activation relu --net.hidden 128,128",
+        f"--algo.target-every 500 {WIDE}",
         200,
         "154 (100k)",
     ),

@@ -11,6 +11,8 @@ from torch import nn
 
 from shoal.algos.base import Optimiser, Target, bounded
 from shoal.spec import UserError
+from shoal.training.loop import Loop
+from shoal.training.settings import Settings, resolve
 
 
 class Two(nn.Module):
@@ -193,3 +195,51 @@ def test_what_is_out_of_bounds_is_one_sentence(config: Config, sentence: str) ->
 @pytest.mark.parametrize("config", [Config(), Config(0.0, 0.0, 1), Config(1.0, 1e20, 10**9), Config(share=None, n_step=None)])
 def test_bounds_are_within_and_what_is_none_or_not_there_is_let_be(config: Config) -> None:
     bounded(config, {"share": (0, 1), "weight": (0, 1e30), "elsewhere": (5, 6)}, ("n_step", "nowhere"))
+
+
+class Half(nn.Module):
+    """The second layer learns, the first does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(2, 3).requires_grad_(False), nn.Dropout(), nn.Linear(3, 1)
+
+
+def test_what_does_not_learn_stays_as_it_is_in_the_copy() -> None:
+    module = Half()
+    optimiser = Optimiser([module], 0.1)
+    target = Target(module, optimiser, 1, 1.0)
+    before = module.first.weight.clone()
+    with torch.no_grad():
+        optimiser.vector.add_(1)
+    target.follow()
+    copied: Any = target.module
+    assert torch.equal(copied.first.weight, before)
+    assert torch.equal(copied.second.weight, module.second.weight)
+    assert not any(p.requires_grad for p in copied.parameters())
+
+
+def test_a_copy_judges_as_one_acts_and_never_trains() -> None:
+    module = Half()
+    owner = nn.ModuleDict({"net": module, "target": Target(module, Optimiser([module], 0.1), 1, 1.0)})
+    owner.train()
+    assert module.drop.training
+    assert not any(m.training for m in owner["target"].modules())
+
+
+@pytest.mark.parametrize("algo", ["ddqn", "iql", "coma"])
+def test_who_does_not_learn_any_more_explores_no_more(algo: str) -> None:
+    """Whatever epsilon its checkpoint has: a partner of another run is what it learnt, not a random one."""
+    net = {"hidden": (), "gain_actor": 100.0}  # so sure that a draw is the choice itself
+    run = {"envs": 64, "quiet": True, "reward": "team-mean"}
+    loop = Loop(resolve(Settings(algo, "simple_spread", run, {"net": net, "algo": {"rollout": 2}})))
+    (player,) = loop.players.algorithms
+    player.epsilon.fill_(1.0)  # type: ignore[operator, union-attr]
+    frame, memory = loop.collector.frame, loop.collector.memory
+    noise = loop.players.noise(torch.Generator().manual_seed(0), 64)
+    greedy = player.act(frame, memory, None, False)[0]["agents"]
+    learning = player.act(frame, memory, noise, True)[0]["agents"]
+    player.learns = False  # type: ignore[misc]
+    frozen = player.act(frame, memory, noise, True)[0]["agents"]
+    assert (learning == greedy).float().mean() < 0.4
+    assert (frozen == greedy).float().mean() > 0.98
