@@ -91,7 +91,7 @@ CASES = [
     *each("algo.chunk", [4]),
     *each("algo.chunk", [5], "probe_deaths", beside=MEMORY),
     *each("algo.burn_in", [0], beside=MEMORY),
-    *each("algo.n_step", [9]),
+    *each("algo.n_step", [8]),  # as long as the ring allows
     *each("algo.n_step", [3], "probe_deaths", beside={**MEMORY, **RANKED}),
     *each("algo.gamma", [0.5]),
     *each("algo.time_limit", [False]),
