@@ -195,7 +195,7 @@ class Child:
     """A run in a process of its own. Signals wait until its loop takes them: it is born with them blocked."""
 
     def __init__(self, job: Job):
-        self.job, self.rest = job, b""
+        self.job, self.rest, self.told = job, b"", False
         self.end: dict[str, Any] | None = None
         self.pipe, theirs = os.pipe()
         try:
@@ -249,8 +249,17 @@ def run_apart(jobs: Sequence[Job], board: Board, most: int) -> list[Ended]:
         why = "interrupted" if number == signal.SIGINT else "terminated"
         ended.update({j.seed: Ended(j.seed, Run(j.folder), board.steps[j.seed], 0.0, why) for j in waiting})
         waiting.clear()
+        told.append(number)
+        pass_on()
+
+    told: list[int] = []
+
+    def pass_on() -> None:
+        """Once to each: another thread may take a signal while a child is being made, which then is not under way yet."""
         for child in under_way:
-            child.process.send_signal(number)
+            if not child.told:
+                child.told = True
+                child.process.send_signal(told[0])
 
     with on_signals(interrupt), selectors.DefaultSelector() as selector:
         try:
@@ -260,6 +269,8 @@ def run_apart(jobs: Sequence[Job], board: Board, most: int) -> list[Ended]:
                         if waiting:
                             under_way.append(Child(waiting.popleft()))
                             selector.register(under_way[-1].pipe, selectors.EVENT_READ, under_way[-1])
+                            if told:
+                                pass_on()
                 for key, _ in selector.select(LOOK):
                     if not key.data.hear(board):
                         selector.unregister(key.fd)
