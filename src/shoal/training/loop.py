@@ -137,10 +137,8 @@ class Loop:
             self.on_device = Captured(self, self.iteration, partial(setattr, self, "on_device"))
             self.eval_env.hold(self.rollout)  # it takes the same kernels
         if mode != "off" and cuda:
-            self.on_device_lessons = [
-                Captured(self, lesson, partial(self.on_device_lessons.__setitem__, k), plays=False)
-                for k, lesson in enumerate(self.lessons)
-            ]
+            do = self.on_device_lessons  # in place: what cannot be captured puts the plain lesson back here
+            do[:] = [Captured(self, x, partial(do.__setitem__, k), plays=False) for k, x in enumerate(self.lessons)]
         if mode != "fused":
             return
         reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()
