@@ -409,22 +409,24 @@ CRASHES = {
 SLEEP = f"7000.{os.getpid()}"  # what the environment starts besides, so that it is known from others
 
 
-def left_behind() -> list[str]:
-    """Processes that are our children, or were started by them; but wandb's own, which another test may have started."""
-    listed = subprocess.run(["ps", "-eo", "ppid=,stat=,args="], capture_output=True, text=True).stdout.splitlines()
-    alive = [x for x in listed if "Z" not in x.split()[1] and "ps -eo" not in x and "wandb-core" not in x]
-    return [x for x in alive if x.split()[0] == str(os.getpid()) or SLEEP in x]
+def alive() -> dict[str, str]:
+    """Processes that are our children, or that the environment started, by number."""
+    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    rows = [x.split(maxsplit=3) for x in listed.splitlines()]
+    ours = [x for x in rows if len(x) == 4 and (x[1] == str(os.getpid()) or SLEEP in x[3])]
+    return {pid: args for pid, _, state, args in ours if "Z" not in state and not args.startswith("ps -eww")}
 
 
 @pytest.mark.parametrize("body", [*HANGS, *CRASHES])
 def test_hangs_and_crashes_are_findings_and_nothing_is_left(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.tools.check.GRACE", 0.5)
+    before = alive()  # what other tests have started, such as wandb's own, is not ours to judge
     started = f"\n    import subprocess\n    subprocess.Popen(['sleep', '{SLEEP}'])\n    Mine.begun = True"
     head, _, rest = body.partition("\n")
     mine = f"begun = False\n{head}\n    if not Mine.begun:{textwrap.indent(started, '    ')}\n{rest}"
     report = looked(written(GYM, mine), timeout=1.0)
     assert named(report, "problem", {**HANGS, **CRASHES}[body]), complaints(report)
-    assert left_behind() == []
+    assert {pid: args for pid, args in alive().items() if pid not in before} == {}
 
 
 def test_algorithms_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
