@@ -58,12 +58,15 @@ def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None,
         "entropy": 0.005,
         **{"every": 32, "batch": 128, "capacity": 20_000, "learning_starts": 1_000, "epsilon_steps": 30_000},
         "target_every": 50,
+        **{"noise": 0.5, "noise_steps": 30_000, "random_steps": 1_000},
     }
     if algo == "coma":  # many steps of the critic a rollout, and a target that is never far behind
         wanted |= {"critic_slices": 16, "target_every": 16}
         del wanted["every"], wanted["batch"]
     elif "every" in known:
         wanted["lr"] = 3e-3
+    if "critics" in known:  # targets that follow smoothly
+        wanted |= {"target_every": 1, "target_tau": 0.05}
     asked = {**{k: v for k, v in wanted.items() if k in known}, **(more or {})}
     sections = {"algo": asked, "net": {"hidden": (32,), "memory_width": 32, **(net or {})}, "env": config}
     run = {"envs": 32, "steps": iterations * 16 * 32, "quiet": True}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,8 +22,8 @@ from torch.optim.adamw import adamw
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.kernels import find
 from shoal.ops.schedules import Now
-from shoal.ops.values import one_hot
-from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map
+from shoal.ops.values import as_vector
+from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_leaves, tree_map, where_rows
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,42 @@ class Algorithm(nn.Module, ABC):
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, Tensor]: ...
 
-    def target_actions(self, batch: Batch, group: str) -> Tensor:
-        """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D].
-        Target nets where there are some, else the current policy's choice. For the critics of peers; no gradient."""
-        steps, rows = batch.over.shape
-        memory = tree_map(lambda x: x.expand(steps, *x.shape), self.memory(rows, batch.over.device))
-        with torch.no_grad():
-            actions, _, _ = self.act(batch.next, memory, None, False)
-        chosen, space = actions[group], self.spec[group].action
-        if space.kind == "continuous":
-            return chosen
-        return one_hot(chosen, space)  # type: ignore[arg-type]
+    peers: Mapping[str, Algorithm] = {}  # who plays each group of the world, itself among them
+
+    @property
+    def asks(self) -> bool:
+        """Whether its update asks its peers what they would do."""
+        return False
+
+    @torch.no_grad()
+    def target_actions(self, batch: Batch, group: str, noise: dict[str, Tensor] | None = None, now: bool = False) -> Tensor:
+        """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D]. Target
+        nets where there are some, else the policy as it acts; `now`: the policy, in the batch's own frames. For the critics
+        of peers; no gradient. noise: for each of its groups [T, B, N, K], none: greedily."""
+        rows, device = batch.over.shape[1], batch.over.device
+        memory = {g: batch.memory.get(g, m) for g, m in self.memory(rows, device).items() if g in self.groups}
+        if not tree_leaves(memory):
+            chosen = self.would(batch.frame if now else batch.next, memory, noise, not now)[0][group]
+        else:
+            steps = []
+            for t in range(len(batch.over)):
+                frame, following, u = tree_map(lambda x: x[t], (batch.frame, batch.next, noise))  # noqa: B023
+                actions, memory, _ = self.would(frame, self._begun(frame, memory), u, not now)
+                if not now:
+                    actions, _, _ = self.would(following, self._begun(following, memory), u, True)
+                steps.append(actions[group])
+            chosen = torch.stack(steps)
+        return as_vector(chosen, self.spec[group].action)
+
+    def would(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """As `act`, without exploring; `target`: by target nets, where there are some."""
+        return self.act(frame, memory, noise, False)
+
+    def _begun(self, frame: Frame, memory: dict[str, Any]) -> dict[str, Any]:
+        """Memory is zero where an agent starts."""
+        return {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) for g, m in memory.items()}
 
     # --- several groups as one: agents are a dimension ---
 

@@ -49,12 +49,15 @@ noise is in the output layer alone; priorities of sequences and of several agent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, Optimiser, Replay, Target, bounded
+from shoal.algos import recall
+from shoal.algos.base import Algorithm, Optimiser, Target, bounded
+from shoal.algos.recall import Experience
 from shoal.algos.sight import Sight
 from shoal.nets.heads import Values
 from shoal.nets.layers import NetConfig
@@ -62,7 +65,6 @@ from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
 from shoal.ops.distributions import noise_of
 from shoal.ops.explore import epsilon_greedy, epsilon_keeping
-from shoal.ops.returns import n_step, turn_values, unsettled_turns
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map, where_rows
 
@@ -72,50 +74,19 @@ class DDQN(Algorithm):
     takes = ("discrete", "multi-discrete")
 
     @dataclass(frozen=True)
-    class Config:
-        rollout: int = 4  # steps of every row between updates
-        every: float = 16  # environment steps, all rows counted, for each update
-        batch: int = 256  # sequences (without memory: single moments) an update
-        capacity: int = 500_000  # environment steps that are remembered
-        learning_starts: int = 5_000  # environment steps before the first update
-        chunk: int | None = None  # steps of a sequence that are learnt from; none: 1, with memory 16
-        burn_in: int | None = None  # steps before them that only bring memory up to date; none: 0, with memory 4
-        n_step: int = 1  # rewards before values take over
-        gamma: float = 0.99  # discount
-        time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+    class Config(Experience):
         double: bool = True  # the net chooses the next action, the target scores it; false: the target's maximum
         dueling: bool = False  # value and advantages apart
         noisy: bool = False  # learnt noise in the output's weights; give it --algo.epsilon 0
-        prioritised: bool = False  # draw what was predicted badly more often
-        priority: float = 0.6  # exponent of priorities; 0 is even
-        priority_weight: float = 0.4  # first exponent of the importance weights; 1 at the run's end
         epsilon: float = 1.0  # probability of any action, at first
         epsilon_last: float = 0.05  # and at last
         epsilon_steps: int = 100_000  # environment steps until then; flat from there on
         epsilon_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
         epsilon_keep: float = 0.0  # chance that a random action goes on for another step; as many steps stay random
-        target_every: int = 200  # updates between those of the target
-        target_tau: float = 1.0  # share by which it follows; 1: copied
-        huber: float | None = 1.0  # errors beyond this count linearly; none: squared errors
-        lr: float = 5e-4  # learning rate
-        lr_schedule: str = "constant"  # linear, cosine, exponential, exponential:0.999/update or /step, module:Class
-        lr_last: float = 0.0  # share of the learning rate that its schedule ends at
-        weight_decay: float = 0.0  # decoupled, as in AdamW
-        grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
-        normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
-        normalise_reward: bool = False  # rewards divided by their running root mean square
-        normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
-        reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
-        shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
 
         def __post_init__(self) -> None:
-            whole = ("rollout", "every", "batch", "capacity", "chunk", "n_step", "epsilon_steps", "target_every")
-            bounds: dict[str, tuple[float, float]] = {
-                **dict.fromkeys(("gamma", "epsilon", "epsilon_last", "target_tau", "lr_last", "priority_weight"), (0, 1)),
-                "epsilon_keep": (0, 0.999),
-                **dict.fromkeys(("weight_decay", "learning_starts", "burn_in", "priority"), (0, 1e30)),
-            }
-            bounded(self, bounds, (*whole, "lr", "huber", "grad_clip", "reward_scale"))
+            super().__post_init__()
+            bounded(self, {"epsilon": (0, 1), "epsilon_last": (0, 1), "epsilon_keep": (0, 0.999)}, ("epsilon_steps",))
 
     epsilon: Tensor
 
@@ -133,17 +104,8 @@ class DDQN(Algorithm):
         if net.trunk == "shared":
             raise UserError(f"--net.trunk shared is for actors beside critics: {type(self).__name__} has neither.")
         self.recurrent = net.memory != "none"
-        self.chunk, self.burn_in = self._lengths()
-        self.feed = Replay(
-            c.batch,
-            self.burn_in + self.chunk + c.n_step - 1,
-            c.learning_starts,
-            c.every,
-            c.capacity,
-            c.rollout,
-            c.priority if c.prioritised else None,
-            c.priority_weight,
-        )
+        self.chunk, self.burn_in = recall.lengths(self)
+        self.feed = recall.feed(c, self.chunk, self.burn_in)
         self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
         make = normaliser(c.normaliser)
         self.sights = nn.ModuleDict({g: Sight(self, "own", "state", net, c.normalise_obs, make, (g,)) for g in groups})
@@ -160,16 +122,6 @@ class DDQN(Algorithm):
         learnt = nn.ModuleDict({"agents": self.online, **({} if self.mixer is None else {"mixer": self.mixer})})
         self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip)
         self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
-
-    def _lengths(self) -> tuple[int, int]:
-        """Steps that are learnt from, and those that warm memory up before them."""
-        c = self.config
-        chunk = c.chunk or (16 if self.recurrent else 1)
-        if self.spec.turns:
-            if c.n_step > 1:
-                raise UserError("--algo.n-step counts steps of the world, and here agents wait for their turn: it takes 1.")
-            chunk = max(chunk, 2 * sum(g.n for g in self.spec.groups))  # until everybody's next turn is seen
-        return chunk, 0 if not self.recurrent else 4 if c.burn_in is None else c.burn_in
 
     def _values(self, group: str, generator: torch.Generator) -> Values:
         c, sight = self.config, self._sight(group)
@@ -249,16 +201,16 @@ class DDQN(Algorithm):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         c, weight = self.config, batch.weight
-        later = _from(batch, self.burn_in)
+        later = recall.later(batch, self.burn_in)
         looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
         q_t, q_tp1 = (torch.cat([look[k] for look in looks], 2) for k in (0, 1))
         value_t = torch.cat([look[2] for look in looks], 2) if self.spec.turns else None
         acts = self.mask(later)
-        goes_on = self._goes_on(later) if self.uneven else None
+        goes_on = recall.goes_on(self, later) if self.uneven else None
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
             q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
-            target, mask = self._targets(later, q_tp1, value_t)
+            target, mask = recall.targets(self, later, self._reward(later), q_tp1, value_t, self.unit == "team")
         q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
         mask = None if mask is None else mask[: self.chunk]
         loss = losses.value_error(q_t, target, c.huber)
@@ -313,37 +265,8 @@ class DDQN(Algorithm):
         obs, view = self._sight(g).obs(batch.frame, 2), batch.frame[g]
         if not self.recurrent:
             return net(obs, noise=noise)
-        parts, state = (obs, view.start, self._moves(view.acts)), batch.memory[g]
-        if self.burn_in:
-            with torch.no_grad():
-                obs, *moment = tree_map(lambda x: x[: self.burn_in], parts)
-                state = tree_map(lambda x: x[-1], net(obs, state, *moment)[1])
-        obs, *moment = tree_map(lambda x: x[self.burn_in :], parts)
-        return net(obs, state, *moment, noise)
-
-    def _goes_on(self, batch: Batch) -> Tensor:
-        """[T, B, N] who has a next moment that may be worth something."""
-        there = self.joined(lambda g: batch.frame[g].alive | batch.next[g].alive, 2)
-        return there & ~self.joined(lambda g: batch.pays[g].terminated, 2)
-
-    def _targets(self, batch: Batch, q_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is learnt towards, and which of it counts; none: all."""
-        c, reward, terminated = self.config, self._reward(batch), self.joined(lambda g: batch.pays[g].terminated, 2)
-        mask = self.mask(batch)
-        cut = batch.over[..., None].expand_as(terminated)
-        cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
-        if self.unit == "team":  # the team is one: it ends when nobody goes on
-            reward = losses.masked_mean(reward, mask, (2,))
-            terminated, cut = ~self._goes_on(batch).any(-1, keepdim=True), batch.over[..., None]
-            mask = None if mask is None else mask.any(-1, keepdim=True)
-        terminated = terminated if c.time_limit else terminated | cut
-        if not self.spec.turns:
-            return n_step(reward, q_tp1, terminated, cut, c.gamma, c.n_step), mask
-        assert mask is not None
-        assert value_t is not None
-        told = self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)
-        unsettled = unsettled_turns(terminated, terminated | cut, mask, told)
-        return turn_values(reward, value_t, q_tp1, terminated, cut, c.gamma, mask), mask & ~unsettled
+        look = partial(net, noise=noise)
+        return recall.unrolled(look, self.burn_in, obs, batch.memory[g], view.start, self._moves(view.acts))
 
     def _reward(self, batch: Batch) -> Tensor:
         reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
@@ -357,9 +280,3 @@ class DDQN(Algorithm):
             for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
         ]
         return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)
-
-
-def _from(batch: Batch, step: int) -> Batch:
-    """What of a batch goes by steps, from this one on."""
-    whole = Batch(batch.frame, batch.next, batch.actions, batch.pays, batch.over, {}, {}, batch.paid)
-    return tree_map(lambda x: x[step:], whole) if step else whole

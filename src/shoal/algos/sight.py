@@ -123,17 +123,21 @@ class Sight(nn.Module):
         """Of the agents' own observations."""
         return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, self.attends(who))
 
-    def critic(self, generator: torch.Generator) -> Critic:
+    def critic_encoder(self, generator: torch.Generator) -> tuple[nn.Module | int, bool]:
+        """Of what the critic sees, or its width where there is nothing to encode; and whether all agents see it as one."""
         if not self.central:
-            return Critic(self.encoder(generator, "critic"), self.agents, self.net, generator)
+            return self.encoder(generator, "critic"), False
         if self.crowd:
-            return Critic(Crowd(self.around, self.groups, self.net, generator), self.agents, self.net, generator)
+            return Crowd(self.around, self.groups, self.net, generator), False
         if self.whole:
-            return Critic(Joined(self.around, self.net, generator), self.agents, self.net, generator, central=True)
+            return Joined(self.around, self.net, generator), True
         width = scope_width(self.spec, self.groups, self.scope, self.given)
-        if self.given == "agent":
-            return Critic(width + vector_width(self.spec[self.groups[0]].obs), self.agents, self.net, generator)
-        return Critic(width, self.agents, self.net, generator, central=True)
+        own = vector_width(self.spec[self.groups[0]].obs) if self.given == "agent" else 0
+        return width + own, self.given != "agent"
+
+    def critic(self, generator: torch.Generator) -> Critic:
+        encoder, together = self.critic_encoder(generator)
+        return Critic(encoder, self.agents, self.net, generator, together)
 
     # --- seeing ---
 

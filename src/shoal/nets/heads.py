@@ -158,6 +158,59 @@ class Critic(nn.Module):
         return out[..., 0], after
 
 
+class Judge(nn.Module):
+    """What a moment and the actions in it are worth: what is seen, perhaps a memory of it, and then actions beside that.
+
+    `see` makes features of what is seen, [..., N, F]; `forward` values [..., N] or [..., N, width_out] of features and actions.
+    Memory is of what was seen alone, so that one pass over a sequence serves any number of actions. With one agent the values
+    are everybody's: features [..., 1, F] and actions [..., K, A], of which each of the K is worth something.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module | int,
+        actions: int,
+        width_out: int,
+        agents: tuple[str, ...],
+        net: NetConfig,
+        generator: torch.Generator,
+        gain: float,
+        central: bool,  # what is seen has no dimension of agents yet, [..., S]
+    ):
+        super().__init__()
+        self.central, self.n = central, len(agents)
+        net = net if net.critic_hidden is None else replace(net, hidden=net.critic_hidden)
+        width: int = encoder if isinstance(encoder, int) else encoder.width  # type: ignore[assignment]
+        self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
+        self.memory: Memory | None = None
+        if net.memory != "none":
+            inside = net.hidden[0] if net.hidden else net.memory_width
+            bare = replace(net, hidden=())
+            self.body = MLP(width, inside, agents, bare, generator, net.hidden_gain, last=True)
+            self.memory, width = Memory(inside, agents, net, generator), net.memory_width
+        self.head = Net(width + actions, width_out, agents, replace(net, memory="none"), generator, gain)
+
+    def see(
+        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Features, and the memory after: see `Net`."""
+        x = x if self.encoder is None else self.encoder(x)
+        if self.central:
+            x = x[..., None, :] if self.n == 1 else x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
+        if self.memory is None:
+            return x, {}
+        assert state is not None
+        x = self.body(x)
+        after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
+        return after["hidden"], after
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        if self.n == 1:
+            features = features.expand(*actions.shape[:-1], features.shape[-1])
+            return self.head(torch.cat((features, actions), -1)[..., None, :])[0][..., 0, :]
+        return self.head(torch.cat((features, actions), -1))[0]
+
+
 class Values(nn.Module):
     """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end. First values
     are small, as `gain_actor` says: what a net makes up at random before it has learnt is what a maximum looks for.

@@ -13,11 +13,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from shoal.ops.kernels import for_device
 from shoal.spec import Box, Space
 
-LOG_2PI = math.log(2 * math.pi)
+LOG_2, LOG_2PI = math.log(2), math.log(2 * math.pi)
 TINY = 2.0**-24  # torch.rand gives multiples of 2^-24, zero among them
 SQUASH_EDGE = 1 - 1e-6
 
@@ -68,9 +69,23 @@ class Choice:
 
     def sample(self, noise: Tensor) -> Tensor:
         """Gumbel's maximum: argmax(logits - log(-log u)) is a draw from the softmax. noise [..., A]."""
+        return self._join([x.argmax(-1) for x in self._shaken(noise)])
+
+    def relaxed(self, noise: Tensor, temperature: float) -> Tensor:
+        """A draw, one-hot, whose gradient is that of the softmax of the same shaken logits over `temperature` (Jang et al.,
+        2017, https://arxiv.org/abs/1611.01144): [..., A], those of all dimensions end to end."""
+        parts = []
+        for x in self._shaken(noise):
+            soft = (x / temperature).softmax(-1)
+            hard = torch.zeros_like(soft).scatter_(-1, soft.detach().argmax(-1, keepdim=True), 1)
+            parts.append(hard + (soft - soft.detach()))
+        return torch.cat(parts, -1)
+
+    def _shaken(self, noise: Tensor) -> list[Tensor]:
+        """Logits with Gumbel noise, of each dimension."""
         gumbel = -(-noise.clamp(TINY, 1 - TINY).log()).log()
         parts = (gumbel,) if len(self.sizes) == 1 else gumbel.split(self.sizes, -1)
-        return self._join([(x + g).argmax(-1) for x, g in zip(self.logits, parts, strict=True)])
+        return [x + g for x, g in zip(self.logits, parts, strict=True)]
 
     def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         action = self.sample(noise)
@@ -156,6 +171,14 @@ class TanhNormal(Normal):
 
     def sample(self, noise: Tensor) -> Tensor:
         return super().sample(noise).tanh().clamp(-SQUASH_EDGE, SQUASH_EDGE)
+
+    def path(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """A sample as a function of mean and deviation, to be differentiated, and its log-probability, from what is inside:
+
+        log pi(a) = log N(u) - sum log(1 - tanh(u)^2) = log N(u) - sum 2 (log 2 - u - softplus(-2 u))
+        """
+        u = super().sample(noise)
+        return u.tanh(), super().log_prob(u) - 2 * (LOG_2 - u - softplus(-2 * u)).sum(-1)
 
     def mode(self) -> Tensor:
         return self.mean.tanh()

@@ -21,6 +21,12 @@ def correlated(noise: Tensor, before: Tensor, start: Tensor, keep: float) -> tup
     return torch.special.ndtr(z), z
 
 
+def perturbed(action: Tensor, noise: Tensor, spread: float | Tensor, limit: float | None = None) -> Tensor:
+    """clip(a + sigma e, -1, 1) with e normal, and sigma e held within +- `limit` where there is one. noise [..., D]."""
+    e = spread * torch.special.ndtri(noise.clamp(EDGE, 1 - EDGE))
+    return (action + (e if limit is None else e.clamp(-limit, limit))).clamp(-1, 1)
+
+
 def epsilon_greedy(
     greedy: Tensor, noise: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None
 ) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.spec import Discrete, MultiDiscrete
+from shoal.spec import Box, Discrete, MultiDiscrete, Space
 
 Choices = Discrete | MultiDiscrete
 
@@ -20,6 +20,11 @@ def one_hot(action: Tensor, space: Choices) -> Tensor:
     """[...] or [..., D] long -> [..., A]."""
     each = action[..., None] if space.shape == () else action
     return torch.cat([torch.nn.functional.one_hot(each[..., d], n) for d, n in enumerate(space.sizes)], -1).float()
+
+
+def as_vector(action: Tensor, space: Space) -> Tensor:
+    """An action as critics take it, [..., A]: one-hot where it is a choice, else its numbers."""
+    return action if isinstance(space, Box) else one_hot(action, space)
 
 
 def best(q: Tensor, space: Choices, legal: Tensor | None = None) -> Tensor:

@@ -23,6 +23,8 @@ class Players:
         self.spec, self.algorithms = spec, algorithms
         self.of = {g: a for a in algorithms for g in a.groups}
         assert set(self.of) == {g.name for g in spec.groups}, "every group needs somebody who plays it"
+        for a in algorithms:
+            a.peers = self.of
 
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
         return {g: m for a in self.algorithms for g, m in a.memory(rows, device).items()}

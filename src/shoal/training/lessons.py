@@ -79,8 +79,8 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
 
 
 def remembered(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
-    """The memory of those who learn from a replay."""
-    return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in a.groups}
+    """The memory of those who learn from a replay, and of those whom they ask."""
+    return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in (memory if a.asks else a.groups)}
 
 
 def moments_of(batch: Batch) -> tuple[Any, ...]:

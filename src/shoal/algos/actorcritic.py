@@ -1,0 +1,422 @@
+"""What actor-critics with a replay share: nets, exploration's bookkeeping, what critics are told, one step of each.
+
+`algos/ddpg.py`, `algos/td3.py` and `algos/sac.py` are a Config, a page of documentation and four hooks: `play`, `next_action`,
+`next_value` and `improve`. Everything is for discrete, multi-discrete and continuous actions alike: a critic takes an action as
+a vector, [..., A], one-hot where it is a choice. An instance plays one group; what its central critic must know of the others,
+whoever plays them, it asks its peers (`target_actions`).
+
+    features    what a critic sees, [T, B, N, F], perhaps remembered
+    beside      the actions that it is told: an agent's own, or those of all agents in its scope, end to end, [T, B, N, W]
+
+Critics of agents that are paid alike are one, [T, B, 1]; where pay differs each agent has its own, in one batched product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos import recall
+from shoal.algos.base import Algorithm, Optimiser, Target, bounded
+from shoal.algos.recall import Experience
+from shoal.algos.sight import Given, Scope, Sight
+from shoal.nets.heads import Judge, Net
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import Running, normaliser
+from shoal.ops import losses, schedules, values
+from shoal.ops.distributions import Choice, params_of
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, tree_map, where_rows
+
+Told = Any  # what `next_action` keeps for `next_value`
+
+
+class ActorCritic(Algorithm, ABC):
+    @dataclass(frozen=True)
+    class Config(Experience):
+        critic: Scope = "own"  # what the critic sees: own observation and action, the team's or the world's
+        critic_input: Given = "state"  # of the world: its state or else joined; joined observations; agent: state and own too
+        others: Literal["buffer", "policy"] = "buffer"  # what others do, in the actor's loss: as they did, or as they would now
+        critics: int = 1  # of which the lowest counts as the next value
+        delay: int = 1  # updates of the critics for each of the actor and of the targets
+        random_steps: int = 5_000  # environment steps of uniformly random actions at the beginning
+        target_every: int = 1  # updates between those of the targets
+        target_tau: float = 0.01  # share by which they follow; 1: copied
+        huber: float | None = None  # errors of the critic beyond this count linearly; none: squared errors
+        lr: float = 1e-3  # learning rate
+        lr_critic: float | None = None  # learning rate of the critics; none: the same
+        lr_critic_schedule: str | None = None  # as lr_schedule; none: the same
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounded(self, {"random_steps": (0, 1e30)}, ("critics", "delay", "lr_critic"))
+
+    lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
+    wild: Tensor
+    own: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c = config
+        if net.trunk == "shared":
+            raise UserError(f"--net.trunk shared does not go with {type(self).__name__}, whose critics take actions as well.")
+        self.recurrent = net.memory != "none"
+        self.chunk, self.burn_in = recall.lengths(self)
+        self.feed = recall.feed(c, self.chunk, self.burn_in)
+        self.width = params_of(self.space)  # of an action as a vector
+        self.lists = type(self).lists and not isinstance(self.space, Box)  # type: ignore[misc]
+        make = normaliser(c.normaliser)
+        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make)
+        self.central = self.sight.central
+        self.around = [g.name for g in self.sight.around] if self.central else list(groups)
+        self.others = [g for g in self.around if g not in groups]
+        self.actor = self.make_actor(generator)
+        self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
+        self.reward_norm = Running() if c.normalise_reward else None
+        self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
+        self.register_buffer("own", self._own_places(), persistent=False)
+        self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
+        first = c.lr_critic or c.lr
+        schedule = c.lr_critic_schedule or c.lr_schedule
+        self._critic_rate = schedules.make(schedule, first, first * c.lr_last, "--algo.lr-critic-schedule")
+        self.to(device)
+        self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
+        self.critic_optimiser = Optimiser([self.critics], first, c.weight_decay, c.grad_clip)
+        self.target = Target(self.critics, self.critic_optimiser, c.target_every * c.delay, c.target_tau)
+
+    def make_actor(self, generator: torch.Generator) -> Net:
+        return Net(self.sight.encoder(generator), self.width, self.sight.agents, self.net, generator, self.net.gain_actor)
+
+    def _critic(self, generator: torch.Generator) -> Judge:
+        encoder, together = self.sight.critic_encoder(generator)
+        self.as_one = together and self.spec.common and not self.lists
+        agents, net = self.sight.agents, self.net
+        if self.as_one:
+            agents, net = ("all",), replace(net, share="plain")
+        elif self.central and not self.spec.common:  # whose pay differs, they are judged apart
+            net = replace(net, share="none")
+        told = sum(self.spec[g].n * params_of(self.spec[g].action) for g in self.around) if self.central else self.width
+        told = 0 if self.lists and not self.central else told
+        gain = net.gain_actor if self.lists else net.gain_critic
+        return Judge(encoder, told, self.width if self.lists else 1, agents, net, generator, gain, together)
+
+    def _own_places(self) -> Tensor:
+        """[N, W] where an agent's own action is among those of all in its critic's scope."""
+        agents = [(g, i) for g in self.groups for i in range(self.spec[g].n)]
+        places = [(g, i) for g in self.around for i in range(self.spec[g].n) for _ in range(params_of(self.spec[g].action))]
+        return torch.tensor([[place == agent for place in places] for agent in agents])
+
+    @property
+    def nets(self) -> dict[str, nn.Module]:
+        return {"actor": self.actor, "critic": self.critics, "target_critic": self.target.module}
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.others)
+
+    # --- hooks ---
+
+    @abstractmethod
+    def play(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The actor's output as an action for the world, and what is to be remembered of exploring."""
+
+    @abstractmethod
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
+        """What is done next as the target takes it, [..., N, A], and whatever `next_value` wants to know."""
+
+    @abstractmethod
+    def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
+        """[T, B, N] what the next moment is worth, of what the critics say; `there`: who goes on, none: all."""
+
+    @abstractmethod
+    def improve(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor, worth: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What the actor descends, but for what its action is worth: [T, B, N]; that; and metrics [T, B, N]. `worth` says of an
+        action [T, B, N, A] what each critic thinks of it."""
+
+    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> dict[str, Tensor]:
+        """What else moves with the actor, by the metrics of `improve`; and metrics of it."""
+        return {}
+
+    # --- acting ---
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        if self.recurrent:
+            zero: Any = self.actor.memory
+            whole["actor"] = zero.zero(rows, device)
+            whole["critic"] = {str(k): zero.zero(rows, device) for k in range(len(self.critics))}
+        return self.parted(whole, 1)
+
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        return self._act(self.actor, frame, memory, noise, explore and self.learns)
+
+    def would(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        return self._act(self.next_actor if target and self.learns else self.actor, frame, memory, noise, False)
+
+    def _act(
+        self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+        at = frame[self.groups[0]].acts.dim() - 1
+        before, view = self.joined(memory.__getitem__, at), self._views(frame, at)
+        params, state = actor(self.sight.obs(frame, at), before.get("actor"), None, self._moves(view["acts"]))
+        given = None if noise is None else self.joined(noise.__getitem__, at)
+        actions, more = self.play(params, view["legal"], given, explore, before, view["start"])
+        after = {**before, **more}
+        if given is not None and explore and self.config.random_steps:
+            actions = self._anything(given, view["legal"]).where(self.wild, actions)
+        if self.recurrent:
+            after["actor"] = state
+            if explore:
+                after["critic"] = {k: self._remember(k, frame, x, view["acts"]) for k, x in before["critic"].items()}
+        return self.parted(actions, at), self.parted(after, at), {g: {} for g in self.groups}
+
+    def _views(self, frame: Frame, at: int) -> dict[str, Any]:
+        return {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "start", "legal")}  # noqa: B023
+
+    def _moves(self, acts: Tensor) -> Tensor | None:
+        return acts if self.recurrent and self.uneven else None
+
+    def _anything(self, noise: Tensor, legal: Tensor | None) -> Tensor:
+        u = noise[..., : self.width]
+        if isinstance(self.space, Box):
+            return u * 2 - 1
+        return Choice(torch.zeros_like(u), self.space.sizes, legal, self.space.shape == ()).sample(u)
+
+    def _remember(self, k: str, frame: Frame, state: Any, acts: Tensor) -> Any:
+        """A critic's memory after what is seen now; one that judges for all is told once an agent."""
+        judge: Any = self.critics[int(k)]
+        moves = None if self.as_one else self._moves(acts)
+        after = judge.see(self.sight.seen(frame, acts.dim() - 1), self._as_judged(state), None, moves)[1]
+        return tree_map(lambda x, y: x.expand_as(y), after, state)
+
+    def _as_judged(self, tree: Any) -> Any:
+        """[..., N, ...] as a critic's memory has it: of one that judges for all the first."""
+        return tree_map(lambda x: x[..., :1, :] if x.is_floating_point() else x[..., :1], tree) if self.as_one else tree
+
+    # --- learning ---
+
+    def draws(self, steps: int, rows: int) -> int:
+        each = 1 + (self.config.others == "policy")
+        peers = sum(self.spec[g].n * self.peers[g].noise for g in self.others)
+        return steps * rows * (2 * self.n * self.width + each * peers)
+
+    def tune(self, now: Now) -> None:
+        self.actor_optimiser.rate.fill_(self._rate(now))
+        self.critic_optimiser.rate.fill_(self._critic_rate(now))
+        self.wild.fill_(now.step < self.config.random_steps)
+
+    def witness(self, batch: Batch) -> None:
+        self.sight.update(batch.frame)
+        if self.reward_norm is not None:
+            there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None
+            self.reward_norm.update(self.joined(batch.paid.__getitem__, 2), there)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        later, noise = recall.later(batch, self.burn_in), self._noise(batch)
+        said = {g: self._said(later.frame, g, values.as_vector(later.actions[g], self.spec[g].action)) for g in self.around}
+        with torch.no_grad():
+            value_t = self._worth(batch, later, noise, True) if self.spec.turns else None
+            reward = self._reward(later)
+            target, mask = recall.targets(self, later, reward, self._worth(batch, later, noise, False), value_t, self.as_one)
+        told = self._judge(batch, later, said, target[: self.chunk], None if mask is None else mask[: self.chunk])
+        told |= self._improve(batch, later, said, noise)
+        self.target.follow()
+        return {**told, "target_lag": self.target.lag()}
+
+    def _judge(
+        self, batch: Batch, later: Batch, said: dict[str, Tensor], target: Tensor, mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The critics' step."""
+        c, beside = self.config, self._beside(self.joined(said.__getitem__, 2), said, each=False)
+        actions = self.joined(later.actions.__getitem__, 2)
+        each = []
+        for k, judge in enumerate(self.critics):
+            q = judge(self._features(judge, k, batch)[0], beside)
+            each.append(values.taken(q, actions, self.space) if self.lists else q[..., 0])  # type: ignore[arg-type]
+        q_t = torch.stack(each)[:, : self.chunk]  # [K, T, B, N]; what follows was there for its rewards
+        loss = losses.value_error(q_t, target.expand_as(q_t), c.huber).sum(0)
+        loss = loss if batch.weight is None else loss * batch.weight[:, None]
+        count = loss.numel() if mask is None else mask.sum()
+        norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
+        error, q_t = (target - q_t.detach()).mean(0), q_t.detach().mean(0)
+        return {
+            "loss_critic": losses.masked_mean(loss.detach(), mask),
+            "td_error": losses.masked_mean(error.abs(), mask),
+            "predictQ": losses.masked_mean(q_t, mask),
+            "learning_rate_critic": self.critic_optimiser.rate.clone(),
+            "grad_norm_critic": norm,
+            **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
+        }
+
+    def _improve(self, batch: Batch, later: Batch, said: dict[str, Tensor], noise: dict[str, Any]) -> dict[str, Tensor]:
+        """The actor's step."""
+        with torch.no_grad():
+            features = [self._features(judge, k, batch)[0] for k, judge in enumerate(self.critics)]
+            now = self.config.others == "policy"
+            ask = {g: self._asked(batch, later, g, noise["now"], True) for g in self.others if now}
+        params, _ = self._unroll(self.actor, batch)
+
+        def worth(action: Tensor) -> Tensor:
+            mine = self.parted(action.detach(), 2) if now else {}
+            beside = self._beside(action, {**said, **ask, **self._all_said(later.frame, mine)}, each=not now)
+            q = torch.stack([judge(f, beside) for f, judge in zip(features, self.critics, strict=True)])
+            return q if self.lists else q[..., 0] / (self.n if self.as_one and now else 1)
+
+        self.critics.requires_grad_(False)
+        loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
+        self.critics.requires_grad_(True)
+        mask = self.mask(later)
+        loss, mask = (loss - q)[: self.chunk], None if mask is None else mask[: self.chunk]
+        count = loss.numel() if mask is None else mask.sum()
+        keep = None if mask is None else mask.any()
+        if self.config.delay > 1:
+            due = (self.target.updates + 1) % self.config.delay == 0
+            keep = due if keep is None else keep & due
+        norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
+        told = {k: x.detach()[: self.chunk] for k, x in told.items()}
+        more = self.temper(told, mask, keep)
+        return {
+            "loss_actor": losses.masked_mean(loss.detach(), mask),
+            **{k: losses.masked_mean(x, mask) for k, x in told.items()},
+            **more,
+            "learning_rate_actor": self.actor_optimiser.rate.clone(),
+            "grad_norm_actor": norm,
+        }
+
+    def _noise(self, batch: Batch) -> dict[str, Any]:
+        """Uniform numbers [T, B, N, K]: for the actor's own loss, for its next actions, and for peers in both."""
+        assert batch.noise is not None
+        lead, at = batch.over.shape, 0
+
+        def take(n: int, width: int) -> Tensor:
+            nonlocal at
+            size = lead.numel() * n * width
+            at += size
+            return batch.noise[at - size : at].reshape(*lead, n, width)  # type: ignore[index]
+
+        own, following = take(self.n, self.width), take(self.n, self.width)
+        when = ("next", "now") if self.config.others == "policy" else ("next",)
+        peers = {w: {g: take(self.spec[g].n, self.peers[g].noise) for g in self.others} for w in when}
+        return {"own": own, "following": following, **peers}
+
+    def _worth(self, batch: Batch, later: Batch, noise: dict[str, Any], now: bool) -> Tensor:
+        """[T, B, N] what the next moments are worth to the target critics; or the present ones, where agents wait for turns."""
+        frame = later.frame if now else later.next
+        view = self._views(frame, 2)
+        params, _ = self._unroll(self.next_actor, batch, not now)
+        action, told = self.next_action(params, view["legal"], noise["following"][self.burn_in :])
+        said = self._all_said(frame, self.parted(action, 2))
+        for g in self.others:
+            asked = values.as_vector(later.actions[g], self.spec[g].action) if now else None
+            said[g] = self._said(frame, g, asked) if asked is not None else self._asked(batch, later, g, noise["next"], False)
+        own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
+        beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
+        q = [judge(self._features(judge, k, batch, not now)[0], beside) for k, judge in enumerate(targets)]
+        lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
+        there = recall.goes_on(self, later) if self.uneven and not now else None
+        return self.next_value(lowest if self.lists else lowest[..., 0], told, there)
+
+    @property
+    def next_actor(self) -> Net:
+        """Whose next actions the target takes."""
+        return self.actor
+
+    def _asked(self, batch: Batch, later: Batch, g: str, noise: dict[str, Tensor], now: bool) -> Tensor:
+        """What a peer's group does in the next frames, or in these."""
+        peer = self.peers[g]
+        theirs = {h: noise[h] for h in peer.groups if h in noise}
+        return self._said(later.frame if now else later.next, g, peer.target_actions(batch, g, theirs, now)[self.burn_in :])
+
+    def _said(self, frame: Frame, g: str, action: Tensor) -> Tensor:
+        """Actions as critics are told: nothing of those who do not act."""
+        return action * frame[g].acts[..., None] if self.spec.turns or self.spec[g].mortal else action
+
+    def _all_said(self, frame: Frame, actions: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {g: self._said(frame, g, x) for g, x in actions.items()}
+
+    def _beside(self, own: Tensor, said: dict[str, Tensor], each: bool) -> Tensor:
+        """What critics are told: an agent's `own` action [..., N, A], beside what all others said. `each`: for every agent
+        apart, [..., N, W]; a critic that judges for all can be told all at once, [..., 1, W]."""
+        if not self.central:
+            return own[..., :0] if self.lists else own
+        rest = torch.cat([said[g].flatten(-2) for g in self.around], -1)[..., None, :]
+        if self.lists:
+            return torch.where(self.own, 0, rest)
+        mine = self.parted(own, own.dim() - 2)
+        every = torch.cat([(mine[g] if g in mine else said[g]).flatten(-2) for g in self.around], -1)[..., None, :]
+        return every if self.as_one and not each else every.where(self.own, rest)
+
+    def _unroll(self, net: Net, batch: Batch, following: bool = False) -> tuple[Tensor, Any]:
+        """What an actor puts out in the moments after the burn-in, or in the next ones."""
+        obs = self.sight.obs(batch.next if following else batch.frame, 2)
+        if not self.recurrent:
+            return net(obs)
+        out, after = self._over(net, batch, self.sight.obs(batch.frame, 2), "actor")
+        return (out, after) if not following else net(obs[self.burn_in :], *self._then(batch, after))
+
+    def _features(self, judge: Any, k: int, batch: Batch, following: bool = False) -> tuple[Tensor, Any]:
+        """What a critic makes of what it sees, after the burn-in, or in the next moments."""
+        seen = self.sight.seen(batch.next if following else batch.frame)
+        if not self.recurrent:
+            return judge.see(seen)
+        out, after = self._over(judge.see, batch, self.sight.seen(batch.frame), str(k))
+        then = tree_map(lambda x: x[self.burn_in :], seen)
+        return (out, after) if not following else judge.see(then, *self._then(batch, after, True))
+
+    def _over(self, net: Callable[..., Any], batch: Batch, x: Any, whose: str) -> tuple[Tensor, Any]:
+        """A net with memory over a batch, from the memory that was held before it."""
+        state = self.joined(lambda g: batch.memory[g]["actor"] if whose == "actor" else batch.memory[g]["critic"][whose], 1)
+        view, moves = self._views(batch.frame, 2), None
+        if whose != "actor":
+            state, view["start"] = self._as_judged((state, view["start"]))
+        if whose == "actor" or not self.as_one:
+            moves = self._moves(view["acts"])
+        return recall.unrolled(net, self.burn_in, x, state, view["start"], moves)
+
+    def _then(self, batch: Batch, after: Any, judged: bool = False) -> tuple[Any, None, Tensor | None]:
+        """The memory before the next moments, and whose goes on."""
+        following = recall.later(batch, self.burn_in).next
+        start = self.joined(lambda g: following[g].start, 2)
+        moves = self._moves(self.joined(lambda g: following[g].acts | ~following[g].alive, 2))
+        if judged and self.as_one:
+            start, moves = self._as_judged(start), None
+        state = tree_map(torch.detach, after)
+        return where_rows(start, tree_map(torch.zeros_like, state), state), None, moves
+
+    def _reward(self, batch: Batch) -> Tensor:
+        reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
+        return reward if self.reward_norm is None else self.reward_norm.divide(reward)
+
+    def values(self, frame: Frame) -> Tensor:
+        """What a batch's moments are worth, [T, B, N], to nets without memory, beside what the others would do."""
+        said = {}
+        for g in self.around:
+            rows = frame[g].acts.shape[1]
+            actions = self.peers[g].act(frame, self.peers[g].memory(rows, frame[g].acts.device), None, False)[0][g]
+            said[g] = self._said(frame, g, values.as_vector(actions, self.spec[g].action))
+        beside = self._beside(self.joined(said.__getitem__, 2), said, each=not self.as_one)
+        judge: Any = self.critics[0]
+        q = judge(judge.see(self.sight.seen(frame))[0], beside)
+        q = values.expected(q, self.joined(said.__getitem__, 2), self.space) if self.lists else q[..., 0]  # type: ignore[arg-type]
+        return q.expand(-1, -1, self.n)

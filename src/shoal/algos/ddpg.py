@@ -1,0 +1,172 @@
+"""DDPG and MADDPG (Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971; Lowe et al., 2017, https://arxiv.org/abs/1706.02275).
+
+A deterministic actor climbs what a critic says of its actions, and the critic learns from a replay of the past:
+
+    L_critic = (y - Q(x, a))^2,    y = r + gamma (1 - terminated) Q'(x', mu'(o'))
+    L_actor  = -Q(x, (mu_i(o_i), a_-i))
+
+where Q' and mu' are copies that follow slowly. `ddpg` (`iddpg` of teams): x and a are an agent's own. `maddpg` (`--algo.critic
+world`): x is the state or all observations, a the actions of all agents of all groups, whoever plays them and whatever kind
+they are; at the next moment those of their target policies.
+
+One implementation for all kinds of actions. Continuous ones are tanh of the actor's output, with noise while exploring. Of
+discrete and multi-discrete ones the actor puts out logits: it acts by a Gumbel sample (Jang et al., 2017) and, beyond that,
+at random now and then; its loss goes through a straight-through Gumbel-softmax; the target takes the arg-max, one-hot; it is
+evaluated by the arg-max. Illegal choices are out in all of them.
+
+Knobs, and what they do
+
+  Exploration. `noise` is the standard deviation of what is added to continuous actions, in units of half their range, and the
+  share of discrete actions that are random, from `noise` to `noise_last` over `noise_steps`. `noise_keep` 0.85 makes it an
+  Ornstein-Uhlenbeck process: of the same size, but alike from step to step. The first `random_steps` are uniformly random.
+
+  Critics. `critic` own, team or world; `critic_input` as in `algos/ppo.py`. Agents that are paid alike (`--reward team-mean`)
+  have one critic; where pay differs each has its own, for what is worth something to one may be worth nothing to another.
+  `others` says whose actions stand beside an agent's own in its loss: those in the buffer, as published, or what the others'
+  policies would do now.
+
+  Targets. `target_tau` 0.01 and `target_every` 1 follow smoothly; 1 and 200 copy. `n_step`, `time_limit`, `prioritised` and
+  `huber` as in `algos/ddqn.py`.
+
+  The actor. `gumbel` is the temperature of the relaxation; `regularise` a weight on the squares of the actor's outputs, before
+  tanh or softmax, without which they run to where gradients vanish.
+
+  Memory (`--net.memory gru`). Actor and critics have one each, of what they see; sequences as in `algos/ddqn.py`.
+
+  The step. `lr`, `lr_critic`, each with its schedule, and all else as in `algos/ddqn.py`.
+
+Metrics, for each group
+
+    loss_actor, loss_critic      what is descended
+    predictQ                     mean value of the actions that were taken: far above any return is overestimation
+    td_error                     mean |y - Q|
+    learning_rate_actor, learning_rate_critic, noise      as they are now
+    target_lag                   how far the critics' copy is behind: norm of the difference over that of the weights
+    grad_norm_actor, grad_norm_critic                     before clipping
+
+Departures from the papers: rows step together, and the ratio of updates counts environment steps; AdamW with an epsilon of
+1e-5; observations are normalised; outputs are regularised for continuous actions too. Scores and their commands:
+`benchmarks/scores.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos.actorcritic import ActorCritic, Told
+from shoal.algos.base import Target, bounded
+from shoal.nets.heads import Net
+from shoal.nets.layers import NetConfig
+from shoal.ops import schedules
+from shoal.ops.distributions import Choice
+from shoal.ops.explore import correlated, epsilon_greedy, perturbed
+from shoal.ops.schedules import Now
+from shoal.ops.values import one_hot
+from shoal.spec import Batch, Box, EnvSpec, UserError
+
+
+class DDPG(ActorCritic):
+    names = {"iddpg": {}, "maddpg": {"critic": "world"}}
+
+    @dataclass(frozen=True)
+    class Config(ActorCritic.Config):
+        noise: float = 0.2  # exploration at first: deviation of what is added to continuous actions; share of random choices
+        noise_last: float = 0.05  # and at last
+        noise_steps: int = 500_000  # environment steps until then; flat from there on
+        noise_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
+        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
+        gumbel: float = 1.0  # temperature of the relaxation that gradients of discrete actions go through
+        regularise: float = 1e-3  # weight of the squares of the actor's outputs, before tanh or softmax
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounds: dict[str, tuple[float, float]] = {
+                **dict.fromkeys(("noise", "noise_last", "regularise"), (0, 1e30)),
+                "noise_keep": (0, 0.9999),
+            }
+            bounded(self, bounds, ("noise_steps", "gumbel"))
+
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c, continuous = config, isinstance(self.space, Box)
+        if c.noise_keep and not continuous:
+            raise UserError(f"--algo.noise-keep is for continuous actions; those of {', '.join(groups)} are {self.space.kind}.")
+        self.noise = self.width if continuous else 2 * self.width + 1
+        self._epsilon = schedules.make(c.noise_schedule, c.noise, c.noise_last, "--algo.noise-schedule")
+        self.register_buffer("epsilon", torch.tensor(c.noise, device=device))  # how much is explored now
+        self.target_actor = Target(self.actor, self.actor_optimiser, c.target_every * c.delay, c.target_tau)
+
+    @property
+    def nets(self) -> dict[str, nn.Module]:
+        return {**super().nets, "target_actor": self.target_actor.module}
+
+    @property
+    def next_actor(self) -> Net:
+        return self.target_actor.module  # type: ignore[return-value]
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        out = super().memory(rows, device)
+        if self.config.noise_keep:
+            for g in self.groups:
+                out[g]["noise"] = torch.zeros(rows, self.spec[g].n, self.width, device=device)
+        return out
+
+    def play(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        explored = {}
+        if isinstance(self.space, Box):
+            action = params.tanh()
+            if noise is not None and explore:
+                if self.config.noise_keep:
+                    noise, explored["noise"] = correlated(noise, before["noise"], start, self.config.noise_keep)
+                action = perturbed(action, noise, self.epsilon)
+            return action, explored
+        pi = self._choice(params, legal)
+        if noise is None or not explore:
+            return pi.mode(), explored
+        sample = pi.sample(noise[..., : self.width])
+        return epsilon_greedy(sample, noise[..., self.width :], self.epsilon, self.space, legal), explored
+
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
+        if isinstance(self.space, Box):
+            return params.tanh(), None
+        return one_hot(self._choice(params, legal).mode(), self.space), None
+
+    def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
+        return q
+
+    def improve(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor, worth: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        continuous = isinstance(self.space, Box)
+        action = params.tanh() if continuous else self._choice(params, legal).relaxed(noise, self.config.gumbel)
+        return self.config.regularise * params.square().mean(-1), worth(action)[0], {}
+
+    def _choice(self, params: Tensor, legal: Tensor | None) -> Choice:
+        assert not isinstance(self.space, Box)
+        return Choice(params, self.space.sizes, legal, self.space.shape == ())
+
+    def tune(self, now: Now) -> None:
+        super().tune(now)
+        self.epsilon.fill_(self._epsilon(Now(now.step, self.config.noise_steps, now.updates)))
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        told = super().update(batch)
+        self.target_actor.follow()
+        return {**told, "noise": self.epsilon.clone()}

@@ -1,0 +1,162 @@
+"""SAC and MASAC (Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905; for choices Christodoulou, 2019): reward and entropy.
+
+    y = r + gamma (1 - terminated) (min_k Q'_k(x', a') - alpha log pi(a' | o')),    a' ~ pi
+    L_actor = alpha log pi(a | o) - min_k Q_k(x, a),                                 a ~ pi
+    L_alpha = -log alpha (log pi(a | o) + H)
+
+Policies are stochastic: a normal squashed by tanh, whose mean and deviation follow from the observation; of choices a
+categorical. Of those nothing is drawn: critics say what each of an agent's own choices is worth beside the others' actions,
+and expectations take the place of samples,
+
+    V(o') = sum_a pi(a | o') (min_k Q'_k(x', a) - alpha log pi(a | o')).
+
+`sac` (`isac` of teams) has critics of its own observation and action, `masac` (`--algo.critic world`) of everybody's; groups
+of all kinds may play together (`algos/actorcritic.py`). Where agents are paid alike and have one critic, its value is that of
+the whole team: the entropies of all agents are in it.
+
+Knobs, and what they do
+
+  Entropy. Each agent's weight `alpha` moves until its policy's entropy is `target_entropy` (`alpha_auto`; else it stays): nats
+  for each continuous dimension, of tanh's outside, and a share of the most there can be for each discrete one: `none` is -1
+  and 0.2.
+
+  All else as in `algos/ddpg.py`: critics, `others`, targets, memory, the first `random_steps`. It is evaluated by the mean, or
+  the likeliest choice.
+
+Metrics, for each group: those of `algos/ddpg.py` but for the noise, and `alpha`, and `entropy`: of samples where actions are
+continuous.
+
+Departures from the papers: those of `algos/ddpg.py`; deviations are held between e^-5 and e^2 by a tanh; actions of several
+dimensions are worth the mean of their choices' values. Scores and their commands: `benchmarks/scores.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algos.actorcritic import ActorCritic, Told
+from shoal.algos.base import Optimiser, bounded
+from shoal.nets.heads import Net
+from shoal.nets.layers import NetConfig
+from shoal.ops import losses, values
+from shoal.ops.distributions import Choice, TanhNormal
+from shoal.spec import Box, EnvSpec
+
+LOW, HIGH = -5.0, 2.0  # what the logarithm of a deviation is held between
+
+
+class Weights(nn.Module):
+    """Logarithms of the entropies' weights, one an agent."""
+
+    def __init__(self, n: int, first: float):
+        super().__init__()
+        self.log = nn.Parameter(torch.full((n,), first).log())
+
+
+class SAC(ActorCritic):
+    names = {"isac": {}, "masac": {"critic": "world"}}
+    lists = True
+
+    @dataclass(frozen=True)
+    class Config(ActorCritic.Config):
+        critics: int = 2  # of which the lowest counts
+        alpha: float = 0.2  # weight of the entropy, at first
+        alpha_auto: bool = True  # it moves until the entropy is what was asked for
+        target_entropy: float | None = None  # nats a continuous dimension, or share of the most a discrete one; none: -1, 0.2
+        lr_alpha: float | None = None  # learning rate of alpha; none: that of the critics
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            bounded(self, {}, ("alpha", "lr_alpha"))
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        groups: tuple[str, ...],
+        config: Any,
+        net: NetConfig,
+        generator: torch.Generator,
+        device: str | torch.device = "cpu",
+    ):
+        super().__init__(spec, groups, config, net, generator, device)
+        c = config
+        self.noise = self.width
+        self.weights = Weights(self.n, c.alpha).to(device)
+        rate = c.lr_alpha or c.lr_critic or c.lr
+        self.alpha_optimiser = Optimiser([self.weights], rate) if c.alpha_auto else None
+
+    def make_actor(self, generator: torch.Generator) -> Net:
+        wide = self.width * (2 if isinstance(self.space, Box) else 1)  # means and deviations
+        return Net(self.sight.encoder(generator), wide, self.sight.agents, self.net, generator, self.net.gain_actor)
+
+    @property
+    def alpha(self) -> Tensor:
+        """[N]"""
+        return self.weights.log.detach().exp()
+
+    @property
+    def entropy_weight(self) -> Tensor:
+        """For the log."""
+        return self.alpha.mean()
+
+    def _policy(self, params: Tensor, legal: Tensor | None) -> Any:
+        if isinstance(self.space, Box):
+            mean, spread = params.chunk(2, -1)
+            return TanhNormal(mean, LOW + (HIGH - LOW) * 0.5 * (spread.tanh() + 1))
+        return Choice(params, self.space.sizes, legal, self.space.shape == ())
+
+    def play(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        pi = self._policy(params, legal)
+        return pi.mode() if noise is None else pi.sample(noise[..., : self.width]), {}
+
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
+        pi = self._policy(params, legal)
+        if isinstance(self.space, Box):
+            return pi.path(noise)
+        return values.one_hot(pi.sample(noise), self.space), (pi.probabilities(), pi.entropy())
+
+    def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
+        if isinstance(self.space, Box):
+            bonus = -self.alpha * told
+            if self.as_one:
+                bonus = (bonus if there is None else torch.where(there, bonus, 0)).sum(-1, keepdim=True)
+            return q + bonus
+        chance, entropy = told
+        return values.expected(q, chance, self.space) + self.alpha * entropy
+
+    def improve(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor, worth: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        pi = self._policy(params, legal)
+        if isinstance(self.space, Box):
+            action, log_prob = pi.path(noise)
+            return self.alpha * log_prob, worth(action).amin(0), {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)}
+        drawn = values.one_hot(pi.sample(noise), self.space)
+        q, entropy = worth(drawn).amin(0), pi.entropy()
+        told = {"entropy": entropy, "surplus": entropy - self._goal(legal)}
+        return -self.alpha * entropy, values.expected(q, pi.probabilities(), self.space), told
+
+    def _goal(self, legal: Tensor | None) -> float | Tensor:
+        """The entropy that is asked for, in nats, summed over dimensions."""
+        asked = self.config.target_entropy
+        if isinstance(self.space, Box):
+            return self.width * (-1.0 if asked is None else asked)
+        share = 0.2 if asked is None else asked
+        if legal is None:
+            return share * float(torch.tensor(self.space.sizes, dtype=torch.float64).log().sum())
+        return share * sum(x.sum(-1).float().log() for x in legal.split(self.space.sizes, -1))
+
+    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> dict[str, Tensor]:
+        surplus = told.pop("surplus")
+        if self.alpha_optimiser is not None:
+            loss = self.weights.log * surplus
+            count = loss.numel() if mask is None else mask.sum()
+            self.alpha_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
+        return {"alpha": self.alpha.mean()}
