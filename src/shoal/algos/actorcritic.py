@@ -56,9 +56,11 @@ class ActorCritic(Algorithm, ABC):
             super().__post_init__()
             bounded(self, {"random_steps": (0, 1e30)}, ("critics", "delay", "lr_critic"))
 
+    held_names: ClassVar[tuple[str, ...]] = ("loss_actor", "grad_norm_actor")  # metrics of the actor's step
     lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
     wild: Tensor
     own: Tensor
+    held: Tensor
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class ActorCritic(Algorithm, ABC):
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.reward_norm = Running() if c.normalise_reward else None
         self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
+        self.register_buffer("held", torch.zeros(len(self.held_names)))  # the actor's metrics, while it waits
         self.register_buffer("own", self._own_places(), persistent=False)
         self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
         first = c.lr_critic or c.lr
@@ -240,9 +243,21 @@ class ActorCritic(Algorithm, ABC):
             reward = self._reward(later)
             target, mask = recall.targets(self, later, reward, self._worth(batch, later, noise, False), value_t, self.as_one)
         told = self._judge(batch, later, said, target[: self.chunk], None if mask is None else mask[: self.chunk])
-        told |= self._improve(batch, later, said, noise)
+        told |= self._in_time(lambda keep: self._improve(batch, later, said, noise, keep))
         self.target.follow()
-        return {**told, "target_lag": self.target.lag()}
+        rates = {"actor": self.actor_optimiser.rate, "critic": self.critic_optimiser.rate}
+        return {**told, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
+
+    def _in_time(self, improve: Callable[[Tensor | None], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The actor's step, once in `delay` updates; in between its metrics stay what they were. Where it costs nothing to look
+        whether it is due, nothing is computed in vain."""
+        if self.config.delay == 1:
+            return improve(None)
+        due = (self.target.updates + 1) % self.config.delay == 0
+        if due.is_cuda or due:
+            told = improve(due)
+            self.held.copy_(torch.stack([told[k] for k in self.held_names]).where(due, self.held))
+        return dict(zip(self.held_names, self.held.clone().unbind(), strict=True))
 
     def _judge(
         self, batch: Batch, later: Batch, said: dict[str, Tensor], target: Tensor, mask: Tensor | None
@@ -264,12 +279,13 @@ class ActorCritic(Algorithm, ABC):
             "loss_critic": losses.masked_mean(loss.detach(), mask),
             "td_error": losses.masked_mean(error.abs(), mask),
             "predictQ": losses.masked_mean(q_t, mask),
-            "learning_rate_critic": self.critic_optimiser.rate.clone(),
             "grad_norm_critic": norm,
             **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
         }
 
-    def _improve(self, batch: Batch, later: Batch, said: dict[str, Tensor], noise: dict[str, Any]) -> dict[str, Tensor]:
+    def _improve(
+        self, batch: Batch, later: Batch, said: dict[str, Tensor], noise: dict[str, Any], due: Tensor | None
+    ) -> dict[str, Tensor]:
         """The actor's step."""
         with torch.no_grad():
             features = [self._features(judge, k, batch)[0] for k, judge in enumerate(self.critics)]
@@ -289,10 +305,7 @@ class ActorCritic(Algorithm, ABC):
         mask = self.mask(later)
         loss, mask = (loss - q)[: self.chunk], None if mask is None else mask[: self.chunk]
         count = loss.numel() if mask is None else mask.sum()
-        keep = None if mask is None else mask.any()
-        if self.config.delay > 1:
-            due = (self.target.updates + 1) % self.config.delay == 0
-            keep = due if keep is None else keep & due
+        keep = due if mask is None else mask.any() if due is None else mask.any() & due
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
         told = {k: x.detach()[: self.chunk] for k, x in told.items()}
         more = self.temper(told, mask, keep)
@@ -300,7 +313,6 @@ class ActorCritic(Algorithm, ABC):
             "loss_actor": losses.masked_mean(loss.detach(), mask),
             **{k: losses.masked_mean(x, mask) for k, x in told.items()},
             **more,
-            "learning_rate_actor": self.actor_optimiser.rate.clone(),
             "grad_norm_actor": norm,
         }
 

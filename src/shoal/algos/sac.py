@@ -61,6 +61,7 @@ class Weights(nn.Module):
 class SAC(ActorCritic):
     names = {"isac": {}, "masac": {"critic": "world"}}
     lists = True
+    held_names = (*ActorCritic.held_names, "entropy", "alpha")
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):

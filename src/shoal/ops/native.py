@@ -142,18 +142,21 @@ class _MLP(torch.autograd.Function):
         x, *params = ctx.saved_tensors
         sizes = [0 if p is None else p.numel() for p in params]
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        flats = x.new_empty(len(ctx.made), sum(sizes))
+        learns = any(ctx.needs_input_grad[2:])  # else its weights stand still, and nobody asks for their gradients
+        flats = x.new_empty(len(ctx.made), sum(sizes) if learns else 0)
 
         def piece(part: tuple[Any, ...]) -> None:
             (plan, pointers, hidden), x, grad, grad_x, flat = part
             room, kept = x.new_empty(plan.backward), hidden.data_ptr() + 4 * plan.forward
             to = None if grad_x is None else grad_x.data_ptr()
-            given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr(), room.data_ptr()
+            given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr() if learns else None, room.data_ptr()
             _kernels().mlp_backward(plan.address, *given)
 
         nothing = [None] * len(ctx.made)
         parts = _pieces(x), _pieces(grad.contiguous()), nothing if grad_x is None else _pieces(grad_x), flats
         _each(piece, list(zip(ctx.made, *parts, strict=True)))
+        if not learns:
+            return grad_x, None, *(None for _ in params)
         flat = flats[0] if len(flats) == 1 else flats.sum(0)
         grads = (None if p is None else part.view_as(p) for part, p in zip(flat.split(sizes), params, strict=True))
         return grad_x, None, *grads

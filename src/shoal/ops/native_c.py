@@ -218,8 +218,8 @@ void mlp_backward(const struct shape *z, const float *x, const float *const *p, 
             for (wide k = last; k >= 0; k--) {
                 wide pad = PAD(w[k]), po = PAD(w[k + 1]), lda = k ? pad : ldx;
                 const float *a = k ? (end -= z->count * pad) + m * pad : x + m * ldx + set * w[0];
-                if (k == last) product(out, pad, rows, g, 1, ldg, a, lda, sum[k], pad, sum[k], pad);
-                else product(w[k], po, rows, a, 1, lda, g, po, sum[k], po, sum[k], po);
+                if (grads && k == last) product(out, pad, rows, g, 1, ldg, a, lda, sum[k], pad, sum[k], pad);
+                else if (grads) product(w[k], po, rows, a, 1, lda, g, po, sum[k], po, sum[k], po);
                 if (k == 0 && !gx) break;
                 float *to = k & 1 ? g1 : g0;
                 product(rows, pad, w[k + 1], g, ldg, 1, weight[k], pad, zero, 0, to, pad);
@@ -228,6 +228,8 @@ void mlp_backward(const struct shape *z, const float *x, const float *const *p, 
                 g = to, ldg = pad;
             }
         }
+        for (wide k = 1; k <= last; k++) hidden += z->count * PAD(w[k]);
+        if (!grads) continue;
         float *to = grads;
         for (wide n = 0; n < z->ids; n++, to += w[1])
             for (wide c = 0; c < w[1]; c++) to[c] = bias[0][n * PAD(w[1]) + c];
@@ -240,7 +242,6 @@ void mlp_backward(const struct shape *z, const float *x, const float *const *p, 
         }
         for (wide k = 0; k <= last; to += z->sets * w[k + 1], k++)
             memcpy(to + set * w[k + 1], bias[k], w[k + 1] * sizeof(float));
-        for (wide k = 1; k <= last; k++) hidden += z->count * PAD(w[k]);
     }
 }
 
