@@ -19,8 +19,8 @@ INSTALL = (
 
 
 def refuse(work: SimpleNamespace) -> str | None:
-    if work.algo == "qmix":
-        return "benchmarl's QMIX is not compared here: --algo ippo or mappo."
+    if work.algo in ("qmix", "maddpg"):
+        return f"benchmarl's {work.algo.upper()} is not compared here: --algo ippo or mappo."
     if work.rows * work.steps % work.minibatches:
         return f"benchmarl cannot cut {work.rows} x {work.steps} steps into {work.minibatches} equal minibatches."
     return None

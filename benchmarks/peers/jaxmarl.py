@@ -29,8 +29,8 @@ CALL = 1.5  # seconds that a call should take
 
 
 def refuse(work: SimpleNamespace) -> str | None:
-    if work.algo == "qmix":
-        return "jaxmarl's QMIX is recurrent, and these nets are not: --algo ippo."
+    if work.algo in ("qmix", "maddpg"):
+        return "jaxmarl's QMIX is recurrent, and these nets are not, and it has no MADDPG: --algo ippo."
     if not work.jaxmarl:
         return "jaxmarl needs a checkout of JaxMARL, for its baselines are not in its package: --jaxmarl FOLDER."
     if not (Path(work.jaxmarl) / SCRIPT).is_file():

@@ -30,6 +30,7 @@ from typing import IO, Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "shoal"
+REPLAYS = ("qmix", "maddpg")  # algorithms that learn from a replay
 NO_PEERS = {"run", "worker", "shoal_side"}
 
 
@@ -262,16 +263,16 @@ def parse(words: list[str]) -> argparse.Namespace:
         description=(__doc__ or "").split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     p.add_argument("--peers", default=",".join(known_peers()), help="whom to compare with, commas between")
-    p.add_argument("--algo", default="ippo", choices=["ippo", "mappo", "qmix"])
+    p.add_argument("--algo", default="ippo", choices=["ippo", "mappo", *REPLAYS])
     p.add_argument("--rows", type=int, default=16, help="worlds side by side")
-    p.add_argument("--steps", type=int, default=128, help="steps of each between updates; qmix: in a piece, about")
+    p.add_argument("--steps", type=int, default=128, help="steps of each between updates; with a replay: in a piece, about")
     p.add_argument("--sizes", help="several, instead of --rows and --steps: 16x128,1024x128")
     p.add_argument("--hidden", default="64,64", help="widths of the hidden layers")
     p.add_argument("--epochs", type=int, default=4, help="passes over a rollout")
     p.add_argument("--minibatches", type=int, default=4, help="pieces of a pass")
-    p.add_argument("--batch", type=int, default=256, help="qmix: transitions of the whole team in a gradient step")
-    p.add_argument("--every", type=int, default=25, help="qmix: environment steps, of all rows, between two updates")
-    p.add_argument("--part", default="train", choices=["train", "update"], help="qmix: all of it, or updates alone")
+    p.add_argument("--batch", type=int, default=256, help="with a replay: transitions of the whole team in a gradient step")
+    p.add_argument("--every", type=int, default=25, help="with a replay: environment steps, of all rows, between two updates")
+    p.add_argument("--part", default="train", choices=["train", "update"], help="with a replay: all of it, or updates alone")
     p.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     p.add_argument("--threads", type=int, help="cores that every side is kept on; none: 1 on the CPU, all with a GPU")
     p.add_argument("--precision", choices=["tf32", "float32"], help="of matrix products; none: tf32 on a GPU, float32 without")
@@ -316,8 +317,8 @@ def main(words: list[str]) -> int:
     precision = args.precision or ("tf32" if args.device == "cuda" else "float32")
     if precision == "tf32" and args.device == "cpu":
         raise UsageError("--precision tf32 is a GPU's: on the CPU it is float32.")
-    if args.part != "train" and args.algo != "qmix":
-        raise UsageError(f"--part {args.part} is for --algo qmix: {args.algo} is measured end to end.")
+    if args.part != "train" and args.algo not in REPLAYS:
+        raise UsageError(f"--part {args.part} is for --algo {' and '.join(REPLAYS)}: {args.algo} is measured end to end.")
     threads = args.threads if args.threads is not None else (1 if args.device == "cpu" else 0)
     try:
         hidden = [int(width) for width in args.hidden.split(",")]
@@ -329,7 +330,7 @@ def main(words: list[str]) -> int:
         **{"jaxmarl": args.jaxmarl and os.path.abspath(args.jaxmarl), "path": [str(Path(p).resolve()) for p in args.path]},
     }
     unsaid = {"jaxmarl", "path"}  # no settings of the work
-    if args.algo == "qmix":
+    if args.algo in REPLAYS:
         fixed |= {"batch": args.batch, "every": args.every, "part": args.part}
         unsaid |= {"epochs", "minibatches"}
     files = {OURS: HERE / "shoal_side.py", **{name: known[name] for name in names}}

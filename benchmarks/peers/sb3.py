@@ -13,8 +13,8 @@ INSTALL = (("torch==2.13.0", "stable-baselines3==2.9.2", "mpe2==1.1.1", "supersu
 
 
 def refuse(work: SimpleNamespace) -> str | None:
-    if work.algo == "qmix":
-        return "sb3 has no QMIX: --algo ippo."
+    if work.algo in ("qmix", "maddpg"):
+        return f"sb3 has no {work.algo.upper()}: --algo ippo."
     if work.algo != "ippo":
         return "sb3 has no central critic: --algo ippo."
     if work.rows * work.steps * 3 % work.minibatches:

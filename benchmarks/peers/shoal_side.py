@@ -23,9 +23,11 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     from shoal.tools.bench import TrainBench, trainer
     from shoal.training.settings import choose_device, most_compiled
 
-    qmix = work.algo == "qmix"
-    replay: dict[str, Any] = {"batch": work.batch, "every": work.every} if qmix else {}
-    part = work.part if qmix else "train"
+    replays = hasattr(work, "batch")
+    replay: dict[str, Any] = {"batch": work.batch, "every": work.every} if replays else {}
+    if work.algo == "maddpg":
+        replay["actions"] = "continuous"
+    part = work.part if replays else "train"
     threads = work.threads or 4  # on a GPU the CPU's threads hardly matter
     options = TrainBench(
         rows=work.rows,
@@ -44,7 +46,7 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     mode = most_compiled(device)
     piece = trainer(work.algo, "simple_spread", options, device, mode, part)
     measured = {
-        "train": "collecting, advantages and updates" if not qmix else "collecting, sampling and updates",
+        "train": "collecting, advantages and updates" if not replays else "collecting, sampling and updates",
         "update": "sampling and updates from a replay that is filled",
     }
     return {

@@ -15,8 +15,8 @@ INSTALL = (("torch==2.13.0", "skrl==2.1.1", "mpe2==1.1.1"),)
 
 
 def refuse(work: SimpleNamespace) -> str | None:
-    if work.algo == "qmix":
-        return "skrl has no QMIX: --algo ippo or mappo."
+    if work.algo in ("qmix", "maddpg"):
+        return f"skrl has no {work.algo.upper()}: --algo ippo or mappo."
     return "skrl's trainer takes vectors of worlds: --rows must be 2 or more." if work.rows < 2 else None
 
 

@@ -1,7 +1,7 @@
-"""XuanCe's IPPO, MAPPO and QMIX: `agents.train(n)`, with its own settings for simple_spread brought to the common work.
+"""XuanCe's IPPO, MAPPO, QMIX and MADDPG: `agents.train(n)`, its own settings for simple_spread brought to the common work.
 
-A piece is one rollout with its update; of QMIX, as many whole rounds of steps and updates as make about `--steps` steps, or
-updates alone. Its worlds are PettingZoo's, one object a row.
+A piece is one rollout with its update; with a replay, as many whole rounds of steps and updates as make about `--steps` steps,
+or updates alone. Its worlds are PettingZoo's, one object a row.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ INSTALL = (
     ("--no-deps", "xuance==1.4.4", "pettingzoo==1.24.3"),  # it asks for torchvision, which would bring another torch
     ("numpy<2", "gymnasium<1.3", "scipy", "PyYAML", "tensorboard", "tqdm", "imageio", "pygame", "pyglet==1.5.15", "wandb"),
 )
-CAPACITY = 100_000  # transitions that QMIX's replay holds
+CAPACITY = 100_000  # transitions that a replay holds
 START = 1_000  # steps before its first update
 FILL = 10_000  # steps in the replay before updates alone are measured
 UPDATES = 20  # in a piece of updates alone
+DIFFERS = {
+    "qmix": [
+        "ids join before the last hidden layer; each weight of the mixer and its last bias have hyper-nets with 64 hidden",
+        "Adam's rate falls linearly to half, nets are copied to their targets each 100 updates, as in its own settings",
+    ],
+    "maddpg": [
+        "one critic with ids for all agents, and others' actions in the actor's loss from the same policy, with gradients",
+        "Adam's rates fall linearly, as in its own settings",
+    ],
+}
 
 
 def refuse(work: SimpleNamespace) -> str | None:
     if len(work.hidden) < 2:
         return "xuance cuts its nets into a representation and a head: --hidden takes two widths or more."
-    if work.algo != "qmix" and work.rows * work.steps % work.minibatches:
+    if not hasattr(work, "batch") and work.rows * work.steps % work.minibatches:
         return f"xuance cannot cut {work.rows} x {work.steps} steps into {work.minibatches} equal minibatches."
     return None
 
@@ -52,13 +62,19 @@ def on_policy(work: SimpleNamespace) -> dict[str, Any]:
 
 def off_policy(work: SimpleNamespace) -> dict[str, Any]:
     frequency, updates = round_of(work.rows, work.every)
-    return {
-        **{"continuous_action": False, "policy": "Mixing_Q_network", "activation": "relu", "use_rnn": False},
-        **{"representation_hidden_size": work.hidden[:-1], "q_hidden_size": work.hidden[-1:], "use_parameter_sharing": True},
+    nets = {
+        **{"continuous_action": False, "policy": "Mixing_Q_network", "use_rnn": False},
+        **{"representation_hidden_size": work.hidden[:-1], "q_hidden_size": work.hidden[-1:]},
         **{"hidden_dim_mixing_net": 32, "hidden_dim_hyper_net": 64, "double_q": True},
+    }
+    if work.algo == "maddpg":
+        nets = {"continuous_action": True, "actor_hidden_size": work.hidden, "critic_hidden_size": work.hidden}
+    return {
+        **nets,
+        **{"activation": "relu", "use_parameter_sharing": True},
         **{"parallels": work.rows, "buffer_size": CAPACITY // work.rows * work.rows, "batch_size": work.batch},  # whole rows
         **{"start_training": START, "training_frequency": frequency, "n_epochs": updates},
-        **{"use_grad_clip": True, "grad_clip_norm": 10.0},  # as QMIX's authors do; off in its own settings
+        **{"use_grad_clip": True, "grad_clip_norm": 10.0},  # off in its own settings
     }
 
 
@@ -73,9 +89,9 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     torch.set_float32_matmul_precision("high" if work.precision == "tf32" else "highest")
     few = work.threads in (1, 2)  # with so few cores processes for the worlds make it slower
     vectors = "DummyVecMultiAgentEnv" if few else "SubprocVecMultiAgentEnv"
-    qmix = work.algo == "qmix"
+    replays = hasattr(work, "batch")
     wanted = {
-        **(off_policy(work) if qmix else on_policy(work)),
+        **(off_policy(work) if replays else on_policy(work)),
         **{"vectorize": vectors, "render": False, "logger": "tensorboard"},
         "device": "cuda:0" if work.device == "cuda" else "cpu",
     }
@@ -87,15 +103,12 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
     turns = work.steps
     measured = f"agents.train({turns}) over {vectors}, one update a call, its TensorBoard log included"
     differs = ["Huber loss, clipped values and normalised returns, as in its own settings for this task"]
-    alone = qmix and work.part == "update"
-    if qmix:
+    alone = replays and work.part == "update"
+    if replays:
         steps, times = round_of(work.rows, work.every)
         turns = math.ceil(work.steps * work.rows / steps) * steps // work.rows
         measured = f"agents.train({turns}) over {vectors}, {times} updates each {steps} steps, its TensorBoard log included"
-        differs = [
-            "ids join before the last hidden layer; each weight of the mixer and its last bias have hyper-nets with 64 hidden",
-            "Adam's rate falls linearly to half, nets are copied to their targets each 100 updates, as in its own settings",
-        ]
+        differs = DIFFERS[work.algo]
         agents.train(math.ceil((FILL if alone else START) / work.rows))
     if alone:
         filled = agents.memory.size * work.rows

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.nets.heads import Actor, Critic, Net, Noisy, Values
+from shoal.nets.encoders import Encoder, Joined
+from shoal.nets.heads import Actor, Critic, Judge, Net, Noisy, Values
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.distributions import Choice, Normal, TanhNormal
-from shoal.spec import Box, Discrete, MultiDiscrete, Space, UserError
+from shoal.spec import Box, Discrete, Group, MultiDiscrete, Space, UserError
 
 torch.set_num_threads(1)
 BOX = Box((-1.0, 0.0), (1.0, 2.0))
@@ -458,3 +459,132 @@ def test_noisy_values_differ_with_the_noise_and_are_the_mean_without() -> None:
     first, last = body(net).weights[0], net.out.mean.weights[0]  # type: ignore[union-attr]
     torch.testing.assert_close(mean, torch.tanh(x @ first.T) @ last.T)
     assert net(x, noise=torch.tensor([0.0, 1.0] * 6 + [0.0]))[0].isfinite().all()
+
+
+# --- what moments and actions are worth ---
+
+
+def judge(
+    encoder: Any = 4, agents: tuple[str, ...] = NAMES, net: NetConfig | None = None, central: bool = False, out: int = 1
+) -> Judge:
+    return Judge(encoder, 2, out, agents, net or config("plain"), draw(), 0.5, central)
+
+
+def layers(j: Judge) -> Any:
+    assert isinstance(j.head.body, MLP)
+    return j.head.body.weights
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("out", [1, 5])
+@pytest.mark.parametrize("lead", [(), (6, 5)])
+def test_a_judge_takes_actions_beside_what_is_seen(lead: tuple[int, ...], out: int, share: str) -> None:
+    j = judge(net=config(share), out=out)
+    x, a = torch.randn(*lead, 3, 4, generator=draw(1)), torch.randn(*lead, 3, 2, generator=draw(2))
+    features, after = j.see(x)
+    assert features is x  # nothing to encode
+    assert after == {}
+    q = j(features, a)
+    assert q.shape == (*lead, 3, out)
+    first, last = layers(j)
+    both, body = torch.cat((x, a), -1), j.head.body
+    if share == "none":
+        expected = torch.stack([torch.tanh(both[..., i, :] @ first[i]) @ last[i] for i in range(3)], -2)
+    else:
+        expected = torch.tanh(both @ first.T + (body.ids if share == "id" else 0)) @ last.T
+        assert last.norm(dim=1).tolist() == pytest.approx([0.5] * out)  # the gain
+    torch.testing.assert_close(q, expected)
+
+
+def test_a_judge_may_have_widths_of_its_own() -> None:
+    assert [tuple(w.shape) for w in layers(judge(net=NetConfig((8,), critic_hidden=(5, 7), share="plain")))] == [
+        (5, 6),
+        (7, 5),
+        (1, 7),
+    ]
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("agents", [NAMES, ("all",)])
+def test_a_judge_remembers_what_was_seen_whatever_is_done(memory: str, agents: tuple[str, ...]) -> None:
+    """Over a sequence as step by step, from a memory that is zero where an agent starts and held where it waits."""
+    net, n = NetConfig((8,), memory=memory, memory_width=7, share="plain"), len(agents)  # type: ignore[arg-type]
+    j = judge(agents=agents, net=net)
+    assert j.memory is not None
+    x, a = torch.randn(9, 2, n, 4, generator=draw(1)), torch.randn(9, 2, n, 2, generator=draw(2))
+    start, moves = torch.rand(9, 2, n, generator=draw(3)) < 0.3, torch.rand(9, 2, n, generator=draw(4)) < 0.7
+    start[0], start[4], moves[4] = False, True, True
+    before = {k: torch.randn(2, n, 7, generator=draw(5)) for k in j.memory.zero(2, torch.device("cpu"))}
+    features, after = j.see(x, before, start, moves)
+    assert features is after["hidden"]
+    at = before
+    for t in range(9):
+        at = {k: s.masked_fill(start[t][..., None], 0) for k, s in at.items()}
+        one, at = j.see(x[t], at, None, moves[t])
+        torch.testing.assert_close(features[t], one)
+        torch.testing.assert_close(j(features, a)[t], j(one, a[t]))
+    torch.testing.assert_close(at["hidden"], after["hidden"][-1])
+    again, _ = j.see(x[4:], j.memory.zero(2, torch.device("cpu")), start[4:], moves[4:])
+    torch.testing.assert_close(again, features[4:])  # all began anew in step 4
+    other, _ = j.see(x, j.memory.zero(2, torch.device("cpu")), start, moves)
+    assert (other[0] != features[0]).all()
+    first, last = layers(j)  # actions come after the memory
+    assert first.shape == (8, 7 + 2)
+    torch.testing.assert_close(j(features, a), torch.tanh(torch.cat((features, a), -1) @ first.T) @ last.T)
+    inside = torch.tanh(x[0] @ j.body.weights[0].T)  # a layer, activated, before the memory
+    torch.testing.assert_close(j.see(x[0], before)[0], j.memory.step(inside, before)["hidden"])
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_one_judge_for_all_is_asked_of_many_actions_at_once(memory: str) -> None:
+    j = judge(agents=("all",), net=NetConfig((8,), memory=memory, memory_width=7), central=True)  # type: ignore[arg-type]
+    x, a = torch.randn(6, 5, 4, generator=draw(1)), torch.randn(6, 5, 3, 2, generator=draw(2))
+    state = None if j.memory is None else {"hidden": torch.randn(6, 5, 1, 7, generator=draw(3))}
+    features, _ = j.see(x, state)
+    assert features.shape == (6, 5, 1, 4 if state is None else 7)
+    q = j(features, a)
+    assert q.shape == (6, 5, 3, 1)
+    for k in range(3):
+        torch.testing.assert_close(q[..., k : k + 1, :], j(features, a[..., k : k + 1, :]))
+    first, last = layers(j)
+    both = torch.cat((features[..., 0, :], a[..., 1, :]), -1)
+    torch.testing.assert_close(q[..., 1, :], torch.tanh(both @ first.T) @ last.T)
+    assert q.std(-2).min() > 0
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_central_judge_shows_all_agents_the_same(share: str) -> None:
+    j = judge(net=config(share), central=True)
+    x, a = torch.randn(6, 5, 4, generator=draw(1)), torch.randn(6, 5, 3, 2, generator=draw(2))
+    features, _ = j.see(x)
+    assert torch.equal(features, x[..., None, :].expand(6, 5, 3, 4))
+    apart = judge(net=config(share))
+    torch.testing.assert_close(j(features, a), apart(features, a))
+    b = a.clone()
+    b[..., 1, :] += 1
+    assert (j(features, a) != j(features, b))[..., 0].any(1).any(0).tolist() == [False, True, False]
+
+
+def test_a_judge_of_pictures() -> None:
+    """Encoded once, before agents are a dimension where it is central, and before the memory."""
+    net = NetConfig((8,), convolutions="2x3/1")
+    group = Group("agents", "t", NAMES, (1, 5, 5), Discrete(2))
+    x = torch.randint(0, 255, (6, 4, 3, 1, 5, 5), generator=draw(1), dtype=torch.uint8)
+    a = torch.randn(6, 4, 3, 2, generator=draw(2))
+    own = Encoder(group, NAMES, net, draw(3))
+    j = judge(own, net=net)
+    features, _ = j.see({"image": x})
+    assert torch.equal(features, own({"image": x}))
+    assert features.shape == (6, 4, 3, own.width)
+    assert j(features, a).shape == (6, 4, 3, 1)
+    j(features, a).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())  # it learns with the rest
+    joined = Joined((group,), net, draw(3))
+    views = {"agents": ({"image": x}, None)}
+    for agents, n in ((NAMES, 3), (("all",), 1)):
+        features, _ = judge(joined, agents, net, central=True).see(views)
+        assert torch.equal(features, joined(views)[..., None, :].expand(6, 4, n, joined.width))
+    recalls = judge(own, net=NetConfig((8,), convolutions="2x3/1", memory="gru", memory_width=7))
+    assert recalls.memory is not None
+    start = torch.zeros(6, 4, 3, dtype=torch.bool)
+    assert recalls.see({"image": x}, recalls.memory.zero(4, torch.device("cpu")), start)[0].shape == (6, 4, 3, 7)

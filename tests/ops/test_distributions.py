@@ -276,3 +276,132 @@ def test_nothing_here_draws() -> None:
         assert torch.equal(pi.sample(noise), pi.sample(noise))
         pi.log_prob_and_entropy(pi.sample(noise))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+# --- draws that are differentiated ---
+
+
+def test_a_relaxed_draw_by_hand() -> None:
+    """u = e^-1, e^-2 and e^-4 shake by 0, -log 2 and -log 4: logits of log 1, 4 and 4 are log 1, 2 and 1 then, p = 1/4, 1/2,
+    1/4. The draw is the second, and its gradient that of p: dp_i/dx_j = p_i ([i = j] - p_j)."""
+    x = logs(1, 4, 4).requires_grad_()
+    noise = torch.tensor([-1.0, -2.0, -4.0], dtype=F64).exp()
+    drawn = Choice(x, (3,)).relaxed(noise, 1.0)
+    assert drawn.tolist() == [0.0, 1.0, 0.0]
+    (grad,) = torch.autograd.grad(drawn @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
+    near(grad, [0.25 * (3 - 5), 0.0, 0.25 * (7 - 5)])  # p_j (w_j - 5), 5 being the mean
+    # half the temperature: p = 1/6, 4/6, 1/6 and twice the slope
+    drawn = Choice(x, (3,)).relaxed(noise, 0.5)
+    (grad,) = torch.autograd.grad(drawn @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
+    near(grad, [2 / 6 * (3 - 5), 0.0, 2 / 6 * (7 - 5)])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sizes", [(5,), (3, 2), (2, 2, 1)])
+def test_a_relaxed_draw_is_one_hot_with_the_gradient_of_a_softmax(
+    sizes: tuple[int, ...], masked: bool, temperature: float
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(400, 2, 5, generator=draw)).requires_grad_()
+    noise, weight = torch.rand(400, 2, 5, generator=draw), torch.randn(400, 2, 5, generator=draw)
+    noise[0], noise[1] = 0.0, LAST
+    legal = torch.rand(400, 2, 5, generator=draw) < 0.5
+    legal[..., [sum(sizes[:d]) for d in range(len(sizes))]] = True
+    if not masked:
+        legal[:] = True
+    pi = Choice(x, sizes, legal if masked else None, single=len(sizes) == 1)
+    out = pi.relaxed(noise, temperature)
+    assert ((out == 0) | (out == 1)).all()
+    assert (out[~legal] == 0).all()
+    drawn = pi.sample(noise) if len(sizes) > 1 else pi.sample(noise)[..., None]
+    for d, part in enumerate(out.split(sizes, -1)):
+        assert (part.sum(-1) == 1).all()
+        assert torch.equal(part.argmax(-1), drawn[..., d])
+    (grad,) = torch.autograd.grad((out * weight).sum(), x)
+    shaken = (x - (-noise.clamp(2.0**-24, LAST).log()).log()).masked_fill(~legal, -math.inf)
+    soft = torch.cat([(p / temperature).softmax(-1) for p in shaken.split(sizes, -1)], -1)
+    (expected,) = torch.autograd.grad((soft * weight).sum(), x)
+    torch.testing.assert_close(grad, expected)
+    assert grad.isfinite().all()
+    assert (grad[~legal] == 0).all()
+    assert grad.abs().max() > 0.01
+
+
+def test_an_only_choice_is_drawn_without_a_gradient() -> None:
+    x = torch.tensor([80.0, -80.0, 3.0], requires_grad=True)
+    drawn = Choice(x, (3,), torch.tensor([False, True, False])).relaxed(torch.tensor([LAST, 0.0, LAST]), 0.1)
+    assert drawn.tolist() == [0.0, 1.0, 0.0]
+    assert torch.autograd.grad(drawn @ torch.arange(3.0), x)[0].tolist() == [0.0] * 3
+
+
+ONE = 0.8413447460685429  # Phi(1)
+
+
+def test_a_path_by_hand() -> None:
+    """Mean 1/2, deviation 1/2, z = 1: u = 1, a = tanh 1, and log pi = -1/2 - log(1/2) - log(2 pi)/2 - log(1 - a^2)."""
+    pi = TanhNormal(torch.tensor([0.5], dtype=F64), torch.tensor([math.log(0.5)], dtype=F64))
+    a, log_prob = pi.path(torch.tensor([ONE], dtype=F64))
+    near(a, [0.7615941559557649], 1e-7)
+    near(log_prob, -0.5 + 0.6931471806 - 0.9189385332 + 0.8675616609, 1e-7)  # 1 - a^2 = 0.4199743416
+    # a second dimension of u = 0 adds -log(2 pi)/2 with a deviation of 1
+    both = TanhNormal(torch.tensor([0.5, 0.0], dtype=F64), torch.tensor([math.log(0.5), 0.0], dtype=F64))
+    a, more = both.path(torch.tensor([ONE, 0.5], dtype=F64))
+    near(a, [0.7615941559557649, 0.0], 1e-7)
+    near(more, log_prob.item() - 0.9189385332, 1e-7)
+
+
+def test_a_path_is_a_draw_and_its_density_that_of_a_transform() -> None:
+    draw = torch.Generator().manual_seed(0)
+    mean, log_std = (torch.randn(50, 2, 3, generator=draw, dtype=F64) for _ in range(2))
+    noise = torch.rand(50, 2, 3, generator=draw, dtype=F64)
+    pi = TanhNormal(mean, log_std * 0.3)
+    a, log_prob = pi.path(noise)
+    assert log_prob.shape == (50, 2)
+    near(pi.sample(noise), a, 2e-6)  # which stays a millionth from the edges
+    inside = torch.distributions.Normal(mean, (log_std * 0.3).exp())
+    outside = torch.distributions.TransformedDistribution(inside, [torch.distributions.TanhTransform(cache_size=1)])
+    same = outside.transforms[0](mean + (log_std * 0.3).exp() * torch.distributions.Normal(0, 1).icdf(noise))
+    near(a, same, 1e-6)
+    near(log_prob, outside.log_prob(same).sum(-1), 1e-5)
+
+
+def test_the_slope_of_a_path_by_differences() -> None:
+    """And by hand: with z held, u = m + s z, d log pi/dm = 2 a and d log pi/d log s = -1 + 2 a s z."""
+    draw = torch.Generator().manual_seed(1)
+    mean, log_std = (torch.randn(20, 3, generator=draw, dtype=F64).requires_grad_() for _ in range(2))
+    noise = torch.rand(20, 3, generator=draw, dtype=F64)
+    weight = torch.randn(20, 3, generator=draw, dtype=F64)
+    step = 1e-5
+    for k in (0, 1):  # of the action, of the log-probability
+
+        def out(m: Tensor, s: Tensor, k: int = k) -> Tensor:
+            x = TanhNormal(m, s).path(noise)[k]
+            return (x * weight).sum(-1) if k == 0 else x
+
+        for grad, which in zip(torch.autograd.grad(out(mean, log_std).sum(), (mean, log_std)), (0, 1), strict=True):
+            for d in range(3):
+                off = torch.zeros(3, dtype=F64)
+                off[d] = step
+                up, down = ([x.detach() + sign * off * (which == i) for i, x in enumerate((mean, log_std))] for sign in (1, -1))
+                near(grad[:, d], (out(*up) - out(*down)) / (2 * step), 1e-6)
+    a, log_prob = TanhNormal(mean, log_std).path(noise)
+    by_mean, by_log_std = torch.autograd.grad(log_prob.sum(), (mean, log_std))
+    near(by_mean, 2 * a)
+    z = torch.special.ndtri(noise)
+    near(by_log_std, -1 + 2 * a * log_std.exp() * z)
+
+
+def test_a_path_is_finite_however_far_out() -> None:
+    """u = 30 in float32, where 1 - tanh(u)^2 is zero: its logarithm is log 4 - 2 u, within e^-2u."""
+    mean = torch.tensor([30.0, -30.0, 1e4, -1e4, 0.0], requires_grad=True)
+    log_std = torch.zeros(5, requires_grad=True)
+    a, log_prob = TanhNormal(mean[:, None], log_std[:, None]).path(torch.full((5, 1), 0.5))
+    assert a[:2, 0].tolist() == [1.0, -1.0]
+    near(log_prob[:2], [-0.9189385 - math.log(4) + 60] * 2, 1e-5)
+    assert log_prob.isfinite().all()
+    for grad in torch.autograd.grad((log_prob + a[:, 0]).sum(), (mean, log_std)):
+        assert grad.isfinite().all()
+    for u in (0.0, LAST):
+        edge = TanhNormal(mean[:, None], log_std[:, None] + 2).path(torch.full((5, 1), u))
+        assert all(x.isfinite().all() for x in edge)

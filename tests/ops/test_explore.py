@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.ops.explore import correlated, epsilon_greedy, floored
+from shoal.ops.explore import correlated, epsilon_greedy, floored, perturbed
 from shoal.spec import Discrete, MultiDiscrete
 
 
@@ -135,3 +135,27 @@ def test_floored_sums_to_one_in_each_dimension_and_leaves_what_is_not_legal(epsi
     assert (out[~legal] == 0).all()
     count = torch.cat([x.sum(-1, keepdim=True).expand_as(x) for x in legal.split(sizes, -1)], -1)
     assert (out >= epsilon / count - 1e-6)[legal].all()
+
+
+# --- noise beside an action ---
+
+
+def test_perturbed_by_hand() -> None:
+    """ndtri of 0.841345, 0.5 and 0.022750 is 1, 0 and -2: 1/4 of it is added, held within 3/10 where there is a limit."""
+    action, noise = torch.tensor([0.5, -0.1, 0.2]), torch.tensor([0.8413447, 0.5, 0.0227501])
+    assert perturbed(action, noise, 0.25).tolist() == pytest.approx([0.75, -0.1, -0.3], abs=1e-5)
+    assert perturbed(action, noise, 0.25, 0.3).tolist() == pytest.approx([0.75, -0.1, -0.1], abs=1e-5)
+    assert perturbed(action, noise, 0.25, 0.1).tolist() == pytest.approx([0.6, -0.1, 0.1], abs=1e-5)
+    assert perturbed(action, noise, torch.tensor(0.25)).tolist() == perturbed(action, noise, 0.25).tolist()
+    assert torch.equal(perturbed(action, noise, 0.0), action)
+
+
+def test_perturbed_stays_within_the_space() -> None:
+    """The sum is held, not the noise: 0.9 + 1 is 1 and -0.9 + 1 is 0.1."""
+    noise = torch.tensor([0.8413447, 0.8413447, 0.1586553])
+    assert perturbed(torch.tensor([0.9, -0.9, -0.9]), noise, 1.0).tolist() == pytest.approx([1.0, 0.1, -1.0], abs=1e-5)
+    edges = perturbed(torch.zeros(2), torch.tensor([0.0, 1.0]), 0.1)  # ndtri(1e-7) = -5.2
+    assert edges.tolist() == pytest.approx([-0.52, 0.52], abs=0.005)
+    spread = perturbed(torch.zeros(20_000, 1), torch.rand(20_000, 1, generator=torch.Generator().manual_seed(0)), 0.2)
+    assert float(spread.std()) == pytest.approx(0.2, abs=0.004)
+    assert float(spread.mean()) == pytest.approx(0.0, abs=0.004)

@@ -418,3 +418,39 @@ def test_the_processor_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch, tmp_
     for other in ("", "#define __ANOTHER__ 1"):
         compiler.library("int f(void) { return 1; }", ("-shared", "-fPIC", *flags), processor + other)
     assert len(list(tmp_path.rglob("*.so"))) == 2
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(("n", "share", "rows"), [(1, "plain", 67), (3, "id", 67), (3, "none", 67), (3, "id", native.PIECE)])
+def test_weights_that_stand_still_hand_the_gradient_on_and_have_none(n: int, share: str, rows: int, activation: str) -> None:
+    """As when an actor climbs a critic: the input's gradient is to the bit that which it is when the weights learn too."""
+    net = perceptron(18, 5, n, share, activation, (64, 20))
+    x, grad = draw(rows, n, 18).requires_grad_(), draw(rows, n, 5, seed=2)
+    learnt, *_ = torch.autograd.grad(fuse(net, x, activation), [x, *net.parameters()], grad)
+    precise = copy.deepcopy(net).double()
+    wide = x.detach().double().requires_grad_()
+    near(learnt, torch.autograd.grad(precise(wide), wide, grad.double())[0], EXACT)
+    net.requires_grad_(False)
+    out = fuse(net, x, activation)
+    out.backward(grad)
+    assert x.grad is not None
+    assert torch.equal(x.grad, learnt)
+    assert all(p.grad is None for p in net.parameters())
+    assert not fuse(net, x.detach(), activation).requires_grad
+    net.requires_grad_(True)  # and they learn again
+    again = torch.autograd.grad(fuse(net, x.detach(), activation), list(net.parameters()), grad)
+    assert all(g.abs().sum() > 0 for g in again)
+
+
+def test_a_fused_module_that_is_frozen_passes_gradients_through() -> None:
+    plain, fused = (perceptron(6, 1, 2, "id", "tanh", (16,)) for _ in range(2))
+    fused.fuse()
+    assert fused.fused
+    x, (first, *_) = draw(9, 2, 6), plain.weights
+    grads = []
+    for net in (plain.requires_grad_(False), fused.requires_grad_(False)):
+        at = x.clone().requires_grad_()
+        grads.append(torch.autograd.grad(net(at).sum(), at)[0])
+    near(grads[1], grads[0], EXACT)
+    assert (grads[1] != 0).all()
+    assert first.grad is None

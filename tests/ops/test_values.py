@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.ops.values import best, counterfactual, double_q, dueling, expected, one_hot, taken, td_priority
-from shoal.spec import Discrete, MultiDiscrete
+from shoal.ops.values import as_vector, best, counterfactual, double_q, dueling, expected, one_hot, taken, td_priority
+from shoal.spec import Box, Discrete, MultiDiscrete
 
 torch.set_num_threads(1)
 FOUR, THREE_TWO = Discrete(4), MultiDiscrete((3, 2))
@@ -92,3 +92,10 @@ def test_priority_of_those_that_count() -> None:
     # row 0: 2 and 8 in two steps, 6 + 1.25; row 1: 2 in one step alone
     assert td_priority(error, mask, 0.75).tolist() == [7.25, 2.0]
     assert td_priority(error, torch.zeros_like(mask), 0.75).tolist() == [0.0, 0.0]
+
+
+def test_actions_as_critics_take_them() -> None:
+    assert as_vector(torch.tensor([[2, 0]]), Discrete(3)).tolist() == [[[0.0, 0, 1], [1, 0, 0]]]
+    assert as_vector(torch.tensor([[2, 0], [1, 1]]), THREE_TWO).tolist() == [[0.0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
+    numbers = torch.tensor([[0.25, -1.0], [0.5, 1.0]], requires_grad=True)
+    assert as_vector(numbers, Box((-3.0, 0.0), (3.0, 9.0))) is numbers  # in the policy's units, and differentiable

@@ -17,13 +17,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import torch
 from test_host import TOY
-from test_options_resume import MINE, differing, leaves
+from test_options_resume import MINE, STATED, differing, leaves
 
 import shoal
 from shoal.algos.coma import COMA
+from shoal.algos.ddpg import DDPG
 from shoal.algos.ddqn import DDQN
 from shoal.algos.iql import IQL
 from shoal.algos.qmix import QMIX
+from shoal.algos.sac import SAC
+from shoal.algos.td3 import TD3
 from shoal.algos.vdn import VDN
 from shoal.cli import main
 from shoal.training import checkpoint
@@ -34,7 +37,8 @@ ROWS, LAPS, STOPS = 4, 6, (2, 5)
 CARTPOLE = "gymnasium/CartPole-v1"
 SHORT = {"max_cycles": 5}  # out of step with rollouts: stops fall into episodes
 WORLDS: dict[str, Any] = {
-    **dict.fromkeys(("simple_spread", "simple_tag", "simple_speaker_listener", "simple_world_comm", "simple_reference"), SHORT)
+    **dict.fromkeys(("simple_spread", "simple_tag", "simple_speaker_listener", "simple_world_comm", "simple_reference"), SHORT),
+    "probe_copy": {"actions": "continuous"},
 }
 NET = {"hidden": (8,), "memory_width": 4, "attention_width": 8, "heads": 2}
 SMALL = {  # ten steps of each row, of eighteen: some are written over at the second stop, and more at the end
@@ -49,14 +53,22 @@ SMALL = {  # ten steps of each row, of eighteen: some are written over at the se
 FRESH = {"algo.rollout": 4, "algo.epsilon_steps": 60, "algo.target_every": 3, "run.reward": "team-mean"}
 PAST = {**FRESH, "algo.replay": 12, "algo.batch": 2, "algo.every": 9}  # fifteen steps of each row, of twenty-four
 MEMORY = {"net.memory": "gru", "algo.chunk": 3, "algo.burn_in": 2}
-BASE = {**dict.fromkeys(("ddqn", "dqn", "iql", "vdn", "qmix"), SMALL), "coma": FRESH, "ippo": {}}
+ACTING = {k: v for k, v in SMALL.items() if "epsilon" not in k and "target" not in k}
+ACTING |= {"algo.random_steps": 12, "algo.noise_steps": 60, "algo.lr": 1e-2}
+BASE = {
+    **dict.fromkeys(("ddqn", "dqn", "iql", "vdn", "qmix"), SMALL),
+    **dict.fromkeys(("ddpg", "maddpg", "td3", "matd3"), ACTING),
+    **dict.fromkeys(("sac", "masac"), {k: v for k, v in ACTING.items() if k != "algo.noise_steps"}),
+    "coma": FRESH,
+    "ippo": {},
+}
 
 
 @dataclass(frozen=True)
 class Case:
     """An option and its value; `beside` is what it needs to matter."""
 
-    option: str  # algo.NAME, net.NAME or run.NAME
+    option: str  # algo.NAME, net.NAME, env.NAME or run.NAME
     value: Any
     env: str = "simple_spread"
     algorithm: str = "ddqn"
@@ -184,13 +196,89 @@ COUNTERFACTUAL = [
     *each("net.share", ["none"], beside=PAST),
 ]
 CASES += [Case(c.option, c.value, c.env, "coma", c.beside) for c in COUNTERFACTUAL]
+COPY, TALK, TAG, DEATHS = "probe_copy", "simple_speaker_listener", "simple_tag", "probe_deaths"
+MULTI, SMOOTH, ALIKE = {"env.actions": "multi"}, {"env.actions": "continuous"}, {"run.reward": "team-mean"}
+CASES += [
+    *each("algo.rollout", [5], COPY, "ddpg"),
+    *each("algo.every", [3], COPY, "ddpg", MULTI),
+    *each("algo.batch", [9], TALK, "maddpg", SMOOTH),
+    *each("algo.capacity", [30], DEATHS, "ddpg"),
+    *each("algo.learning_starts", [60], COPY, "ddpg"),  # where it is stopped
+    *each("algo.chunk", [5], DEATHS, "ddpg", MEMORY),
+    *each("algo.burn_in", [0], COPY, "ddpg", {**MEMORY, **MULTI}),
+    *each("algo.n_step", [3], DEATHS, "maddpg"),
+    *each("algo.gamma", [0.5], TAG, "maddpg"),
+    *each("algo.time_limit", [False], TAG, "ddpg", SMOOTH),
+    *each("algo.prioritised", [True], TAG, "maddpg"),
+    *each("algo.prioritised", [True], DEATHS, "maddpg", {**MEMORY, "algo.n_step": 2}),
+    *each("algo.priority", [1.0], COPY, "ddpg", RANKED),
+    *each("algo.priority_weight", [0.9], "probe_illegal", "ddpg", RANKED),
+    *each("algo.critic", ["team", "world"], TALK, "ddpg", SMOOTH),
+    *each("algo.critic_input", ["joined", "agent"], "{mine}/stated.py", "maddpg"),
+    *each("algo.critic_input", ["agent"], TALK, "maddpg"),
+    *each("algo.others", ["policy"], TALK, "maddpg"),
+    *each("algo.others", ["policy"], TAG, "maddpg", {**MEMORY, **ALIKE, **SMOOTH}),  # one critic a team, and peers who remember
+    *each("algo.critics", [3], "probe_turns", "maddpg"),
+    *each("algo.delay", [2], COPY, "ddpg"),  # of seven updates, at the second stop, three moved the actor
+    *each("algo.delay", [2], TAG, "maddpg", {"algo.target_every": 2, "algo.target_tau": 1.0}),
+    *each("algo.random_steps", [0, 30, 66], COPY, "ddpg"),  # stops are at 24 and 60
+    *each("algo.random_steps", [66], "probe_illegal", "ddpg", MULTI),
+    *each("algo.target_every", [3], COPY, "ddpg"),
+    *each("algo.target_tau", [1.0], TALK, "maddpg"),
+    *each("algo.huber", [0.1], COPY, "ddpg"),
+    *each("algo.lr", [3e-3], "probe_illegal", "ddpg"),
+    *each("algo.lr_critic", [3e-3], COPY, "ddpg"),
+    *each("algo.lr_schedule", ["linear", "exponential:0.9/update"], COPY, "ddpg"),
+    *each("algo.lr_last", [0.5], COPY, "ddpg", {"algo.lr_schedule": "linear"}),
+    *each("algo.lr_critic_schedule", ["cosine", "{mine}/mine.py:Halving"], COPY, "ddpg"),
+    *each("algo.weight_decay", [0.1], COPY, "ddpg"),
+    *each("algo.grad_clip", [None], COPY, "ddpg", {"algo.grad_clip": 0.01}),
+    *each("algo.normalise_obs", [False], DEATHS, "maddpg"),
+    *each("algo.normalise_reward", [True], DEATHS, "ddpg"),
+    *each("algo.normaliser", ["{mine}/mine.py:Bound"], COPY, "ddpg"),
+    *each("algo.reward_scale", [0.1], COPY, "ddpg"),
+    *each("algo.shaper", ["{mine}/mine.py:fading"], COPY, "ddpg"),
+    *each("algo.noise", [0.9], COPY, "ddpg"),
+    *each("algo.noise", [0.9], COPY, "ddpg", MULTI),
+    *each("algo.noise_last", [0.5], COPY, "ddpg"),
+    *each("algo.noise_steps", [30], COPY, "ddpg"),
+    *each("algo.noise_schedule", ["constant", "{mine}/mine.py:Halving"], COPY, "ddpg"),
+    *each("algo.noise_keep", [0.85], COPY, "ddpg"),  # what was drawn is remembered
+    *each("algo.noise_keep", [0.85], COPY, "ddpg", MEMORY),
+    *each("algo.gumbel", [0.3], COPY, "ddpg", MULTI),
+    *each("algo.gumbel", [0.3], "probe_illegal", "maddpg", ALIKE),
+    *each("algo.regularise", [0.5], COPY, "ddpg"),
+    *each("net.memory", ["gru"], "probe_turns", "maddpg", {"algo.chunk": 3}),
+    *each("net.memory", ["lstm"], TALK, "maddpg", {"algo.chunk": 3, **SMOOTH, **RANKED}),
+    *each("algo.critics", [1, 3], COPY, "td3"),
+    *each("algo.critics", [1], DEATHS, "matd3", MEMORY),
+    *each("algo.delay", [1, 3], COPY, "td3"),
+    *each("algo.delay", [3], DEATHS, "matd3"),
+    *each("algo.smooth", [0.9], COPY, "td3"),
+    *each("algo.smooth_limit", [0.05], TALK, "matd3", SMOOTH),
+    *each("net.memory", ["gru"], TAG, "matd3", {"algo.chunk": 3, **SMOOTH}),
+    *each("algo.critics", [1], COPY, "sac"),
+    *each("algo.critics", [1], COPY, "sac", MULTI),
+    *each("algo.delay", [2], "probe_illegal", "sac"),
+    *each("algo.alpha", [0.9], COPY, "sac"),
+    *each("algo.alpha", [0.9], DEATHS, "masac", MEMORY),
+    *each("algo.alpha_auto", [False], COPY, "sac"),
+    *each("algo.alpha_auto", [False], TALK, "masac", SMOOTH),  # one critic, and the entropies of both in it
+    *each("algo.target_entropy", [0.5], COPY, "sac"),
+    *each("algo.target_entropy", [0.7], "probe_illegal", "masac"),
+    *each("algo.lr_alpha", [0.1], "probe_turns", "masac"),
+    *each("algo.prioritised", [True], TAG, "masac", {"net.memory": "gru", "algo.chunk": 3}),
+]
 NOWHERE: dict[str, str] = {}  # options that have no case, and why
 
 
-@pytest.mark.parametrize(("algorithm", "cls"), [("ddqn", DDQN), ("coma", COMA)])
+FAMILY = {"ddpg": ("ddpg", "maddpg"), "td3": ("td3", "matd3"), "sac": ("sac", "masac")}  # names of one
+
+
+@pytest.mark.parametrize(("algorithm", "cls"), [("ddqn", DDQN), ("coma", COMA), ("ddpg", DDPG)])
 def test_every_option_has_a_case_and_every_word_of_it(algorithm, cls):
     hints = get_type_hints(cls.Config)
-    mine = [c for c in CASES if c.algorithm == algorithm]
+    mine = [c for c in CASES if c.algorithm in FAMILY.get(algorithm, (algorithm,))]
     assert {c.option for c in mine if c.option.startswith("algo.")} == {f"algo.{k}" for k in hints} - NOWHERE.keys()
     assert not {c.option for c in mine} & NOWHERE.keys()
     for f in fields(cls.Config):
@@ -206,6 +294,12 @@ def test_what_others_add_has_a_case_too():
     for name, cls in {"iql": IQL, "vdn": VDN, "qmix": QMIX}.items():
         more = {f"algo.{f.name}" for f in fields(cls.Config) if f.name not in known}
         assert more <= {c.option for c in CASES if c.algorithm == name}
+    defaults = {f.name: f.default for f in fields(DDPG.Config)}
+    for name, cls in {"td3": TD3, "sac": SAC}.items():
+        changed = {f"algo.{f.name}": f.default for f in fields(cls.Config) if defaults.get(f.name, ...) != f.default}
+        assert len(changed) >= 4
+        tried = {(c.option, c.value) for c in CASES if c.algorithm in FAMILY[name]}
+        assert changed.keys() <= {option for option, value in tried if changed.get(option) != value}
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +307,7 @@ def mine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mine")
     (folder / "mine.py").write_text(MINE)
     (folder / "toy.py").write_text(TOY)
+    (folder / "stated.py").write_text(STATED)
     return folder
 
 
@@ -230,11 +325,11 @@ class Witness(shoal.Hook):
 
 def plan(mine, algorithm, env, options, env_config=None, compile="off", **more):
     """What `shoal.train` is asked for, and the environment steps of an iteration."""
-    sections: dict[str, dict[str, Any]] = {"algo": {}, "net": dict(NET), "run": {}}
+    sections: dict[str, dict[str, Any]] = {"algo": {}, "net": dict(NET), "run": {}, "env": {}}
     for name, value in {**BASE[algorithm], **options}.items():
         section, _, key = name.partition(".")
         sections[section][key] = value.replace("{mine}", str(mine)) if isinstance(value, str) else value
-    world = {**WORLDS.get(env, {}), **(env_config or {})}
+    world = {**WORLDS.get(env, {}), **sections.pop("env"), **(env_config or {})}
     if "episodes" in sections["algo"]:
         del sections["algo"]["rollout"]
         lap = ROWS * sections["algo"]["episodes"] * world["max_cycles"]

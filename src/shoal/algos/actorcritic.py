@@ -299,9 +299,8 @@ class ActorCritic(Algorithm, ABC):
             q = torch.stack([judge(f, beside) for f, judge in zip(features, self.critics, strict=True)])
             return q if self.lists else q[..., 0] / (self.n if self.as_one and now else 1)
 
-        self.critics.requires_grad_(False)
-        loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
-        self.critics.requires_grad_(True)
+        with self.critic_optimiser.frozen():
+            loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
         mask = self.mask(later)
         loss, mask = (loss - q)[: self.chunk], None if mask is None else mask[: self.chunk]
         count = loss.numel() if mask is None else mask.sum()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -258,6 +259,15 @@ class Optimiser(nn.Module):
     def vector(self) -> Tensor:
         """All parameters, end to end."""
         return self._flat[0]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """What is computed meanwhile has no gradients of these parameters, and need not make them."""
+        for p in self._params:
+            p.requires_grad_(False)
+        yield
+        for p in self._params:
+            p.requires_grad_(True)
 
     def fuse(self) -> None:
         """Take one kernel for the step, where there is one."""

@@ -66,7 +66,7 @@ def evaluation_line(loop: Any, episodes: Any) -> str:
     told = loop.last_train
     totals = [told.get(f"reward_total/{g.name}") for g in loop.env.spec.groups]
     earned = [x for t in totals for x in t or []] or None
-    losses = {k: v for k, v in told.items() if k.endswith(("_loss", "/entropy"))}
+    losses = {k: v for k, v in told.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
     items = ", ".join(f"{k}: {_brief(v)}" for k, v in {"r_i": None, "r_t": earned, "eps": explore, **losses}.items())
     return (
         f"Step: {loop.step:7d}, Reward: {_brief(episodes.each().tolist())} [{episodes.spread():.3f}], "

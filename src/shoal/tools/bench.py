@@ -43,7 +43,9 @@ class Bench:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             numbers = value if isinstance(value, tuple) else (value,)
-            if f.name not in ("device", "compile", "matmul", "normalise", "json") and not all(0 < x <= 1e9 for x in numbers):
+            if f.name not in ("device", "compile", "matmul", "actions", "normalise", "json") and not all(
+                0 < x <= 1e9 for x in numbers
+            ):
                 raise UserError(f"--{f.name} is {value}: it must be more than zero.")
 
 
@@ -63,6 +65,7 @@ class TrainBench(Bench):
     every: float = 25  # and environment steps for each update
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of matrix products on CUDA
+    actions: str | None = None  # kind of actions, of worlds that offer several: as --env.actions of `shoal train`
     normalise: bool = True  # running normalisers of observations and values, where the algorithm has them
 
 
@@ -209,6 +212,8 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     if replays(algo):
         wanted |= {"batch": o.batch, "every": o.every, "capacity": 100_000, "learning_starts": 1000}
     sections: dict[str, Any] = {"algo": {k: v for k, v in wanted.items() if k in known}, "net": {"hidden": o.hidden}}
+    if o.actions is not None:
+        sections["env"] = {"actions": o.actions}
     run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
     if find("algos", algo).load().pay == "common":
         run["reward"] = "team-mean"
