@@ -30,6 +30,7 @@ from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
 from shoal.ops.distributions import Choice, params_of
+from shoal.ops.explore import correlated
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, tree_map, where_rows
 
@@ -45,6 +46,7 @@ class ActorCritic(Algorithm, ABC):
         critics: int = 1  # of which the lowest counts as the next value
         delay: int = 1  # updates of the critics for each of the actor and of the targets
         random_steps: int = 5_000  # environment steps of uniformly random actions at the beginning
+        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
         target_every: int = 1  # updates between those of the targets
         target_tau: float = 0.01  # share by which they follow; 1: copied
         huber: float | None = None  # errors of the critic beyond this count linearly; none: squared errors
@@ -54,7 +56,7 @@ class ActorCritic(Algorithm, ABC):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            bounded(self, {"random_steps": (0, 1e30)}, ("critics", "delay", "lr_critic"))
+            bounded(self, {"random_steps": (0, 1e30), "noise_keep": (0, 0.9999)}, ("critics", "delay", "lr_critic"))
 
     held_names: ClassVar[tuple[str, ...]] = ("loss_actor", "grad_norm_actor")  # metrics of the actor's step
     lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
@@ -75,6 +77,8 @@ class ActorCritic(Algorithm, ABC):
         c = config
         if net.trunk == "shared":
             raise UserError(f"--net.trunk shared does not go with {type(self).__name__}, whose critics take actions as well.")
+        if c.noise_keep and not isinstance(self.space, Box):
+            raise UserError(f"--algo.noise-keep is for continuous actions; those of {', '.join(groups)} are {self.space.kind}.")
         self.recurrent = net.memory != "none"
         self.chunk, self.burn_in = recall.lengths(self)
         self.feed = recall.feed(c, self.chunk, self.burn_in)
@@ -133,10 +137,8 @@ class ActorCritic(Algorithm, ABC):
     # --- hooks ---
 
     @abstractmethod
-    def play(
-        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The actor's output as an action for the world, and what is to be remembered of exploring."""
+    def play(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
+        """The actor's output as an action for the world."""
 
     @abstractmethod
     def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
@@ -165,6 +167,8 @@ class ActorCritic(Algorithm, ABC):
             zero: Any = self.actor.memory
             whole["actor"] = zero.zero(rows, device)
             whole["critic"] = {str(k): zero.zero(rows, device) for k in range(len(self.critics))}
+        if self.config.noise_keep:
+            whole["noise"] = torch.zeros(rows, self.n, self.width, device=device)
         return self.parted(whole, 1)
 
     def act(
@@ -183,9 +187,10 @@ class ActorCritic(Algorithm, ABC):
         at = frame[self.groups[0]].acts.dim() - 1
         before, view = self.joined(memory.__getitem__, at), self._views(frame, at)
         params, state = actor(self.sight.obs(frame, at), before.get("actor"), None, self._moves(view["acts"]))
-        given = None if noise is None else self.joined(noise.__getitem__, at)
-        actions, more = self.play(params, view["legal"], given, explore, before, view["start"])
-        after = {**before, **more}
+        given, after = None if noise is None else self.joined(noise.__getitem__, at), dict(before)
+        if given is not None and explore and self.config.noise_keep:
+            given, after["noise"] = correlated(given, before["noise"], view["start"], self.config.noise_keep)
+        actions = self.play(params, view["legal"], given, explore)
         if given is not None and explore and self.config.random_steps:
             actions = self._anything(given, view["legal"]).where(self.wild, actions)
         if self.recurrent:

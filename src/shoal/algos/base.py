@@ -265,9 +265,11 @@ class Optimiser(nn.Module):
         """What is computed meanwhile has no gradients of these parameters, and need not make them."""
         for p in self._params:
             p.requires_grad_(False)
-        yield
-        for p in self._params:
-            p.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for p in self._params:
+                p.requires_grad_(True)
 
     def fuse(self) -> None:
         """Take one kernel for the step, where there is one."""

@@ -64,10 +64,10 @@ from shoal.nets.heads import Net
 from shoal.nets.layers import NetConfig
 from shoal.ops import schedules
 from shoal.ops.distributions import Choice
-from shoal.ops.explore import correlated, epsilon_greedy, perturbed
+from shoal.ops.explore import epsilon_greedy, perturbed
 from shoal.ops.schedules import Now
 from shoal.ops.values import one_hot
-from shoal.spec import Batch, Box, EnvSpec, UserError
+from shoal.spec import Batch, Box, EnvSpec
 
 
 class DDPG(ActorCritic):
@@ -79,17 +79,12 @@ class DDPG(ActorCritic):
         noise_last: float = 0.05  # and at last
         noise_steps: int = 500_000  # environment steps until then; flat from there on
         noise_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
-        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
         gumbel: float = 1.0  # temperature of the relaxation that gradients of discrete actions go through
         regularise: float = 1e-3  # weight of the squares of the actor's outputs, before tanh or softmax
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            bounds: dict[str, tuple[float, float]] = {
-                **dict.fromkeys(("noise", "noise_last", "regularise"), (0, 1e30)),
-                "noise_keep": (0, 0.9999),
-            }
-            bounded(self, bounds, ("noise_steps", "gumbel"))
+            bounded(self, dict.fromkeys(("noise", "noise_last", "regularise"), (0, 1e30)), ("noise_steps", "gumbel"))
 
     epsilon: Tensor
 
@@ -103,10 +98,8 @@ class DDPG(ActorCritic):
         device: str | torch.device = "cpu",
     ):
         super().__init__(spec, groups, config, net, generator, device)
-        c, continuous = config, isinstance(self.space, Box)
-        if c.noise_keep and not continuous:
-            raise UserError(f"--algo.noise-keep is for continuous actions; those of {', '.join(groups)} are {self.space.kind}.")
-        self.noise = self.width if continuous else 2 * self.width + 1
+        c = config
+        self.noise = self.width if isinstance(self.space, Box) else 2 * self.width + 1
         self._epsilon = schedules.make(c.noise_schedule, c.noise, c.noise_last, "--algo.noise-schedule")
         self.register_buffer("epsilon", torch.tensor(c.noise, device=device))  # how much is explored now
         self.target_actor = Target(self.actor, self.actor_optimiser, c.target_every * c.delay, c.target_tau)
@@ -119,29 +112,15 @@ class DDPG(ActorCritic):
     def next_actor(self) -> Net:
         return self.target_actor.module  # type: ignore[return-value]
 
-    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
-        out = super().memory(rows, device)
-        if self.config.noise_keep:
-            for g in self.groups:
-                out[g]["noise"] = torch.zeros(rows, self.spec[g].n, self.width, device=device)
-        return out
-
-    def play(
-        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        explored = {}
+    def play(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
+        u = noise if explore else None
         if isinstance(self.space, Box):
-            action = params.tanh()
-            if noise is not None and explore:
-                if self.config.noise_keep:
-                    noise, explored["noise"] = correlated(noise, before["noise"], start, self.config.noise_keep)
-                action = perturbed(action, noise, self.epsilon)
-            return action, explored
+            return params.tanh() if u is None else perturbed(params.tanh(), u, self.epsilon)
         pi = self._choice(params, legal)
-        if noise is None or not explore:
-            return pi.mode(), explored
-        sample = pi.sample(noise[..., : self.width])
-        return epsilon_greedy(sample, noise[..., self.width :], self.epsilon, self.space, legal), explored
+        if u is None:
+            return pi.mode()
+        sample = pi.sample(u[..., : self.width])
+        return epsilon_greedy(sample, u[..., self.width :], self.epsilon, self.space, legal)
 
     def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
         if isinstance(self.space, Box):

@@ -20,8 +20,8 @@ Knobs, and what they do
   for each continuous dimension, of tanh's outside, and a share of the most there can be for each discrete one: `none` is -1
   and 0.2.
 
-  All else as in `algos/ddpg.py`: critics, `others`, targets, memory, the first `random_steps`. It is evaluated by the mean, or
-  the likeliest choice.
+  All else as in `algos/ddpg.py`: critics, `others`, targets, memory, the first `random_steps`, `noise_keep`. It is evaluated by
+  the mean, or the likeliest choice.
 
 Metrics, for each group: those of `algos/ddpg.py` but for the noise, and `alpha`, and `entropy`: of samples where actions are
 continuous.
@@ -111,11 +111,9 @@ class SAC(ActorCritic):
             return TanhNormal(mean, LOW + (HIGH - LOW) * 0.5 * (spread.tanh() + 1))
         return Choice(params, self.space.sizes, legal, self.space.shape == ())
 
-    def play(
-        self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool, before: Any, start: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def play(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
         pi = self._policy(params, legal)
-        return pi.mode() if noise is None else pi.sample(noise[..., : self.width]), {}
+        return pi.mode() if noise is None else pi.sample(noise)
 
     def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
         pi = self._policy(params, legal)
