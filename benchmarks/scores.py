@@ -61,6 +61,9 @@ COUNTERFACTUAL = (
 
 
 WIDE = "--net.activation relu --net.hidden 128,128"
+PENDULUM = (
+    "--algo.rollout 4 --algo.every 1 --algo.batch 128 --algo.learning-starts 1000 --algo.random-steps 1000 --algo.capacity 100k"
+)
 
 
 def values(words: str, wanted: float, zoo: str) -> Score:
@@ -68,6 +71,23 @@ def values(words: str, wanted: float, zoo: str) -> Score:
     common = "--envs 8 --algo.rollout 8 --algo.batch 128 --algo.lr-schedule linear --algo.capacity 100k --eval.episodes 100"
     train = f"ddqn {' '.join(words.split())} {common}"
     return Score(train, {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
+
+
+ACTORS = (
+    "--envs 64 --net.activation relu --net.hidden 128,128 --algo.rollout 5 --algo.every 25 --algo.batch 512 --algo.lr 1e-3 "
+    "--algo.lr-schedule linear --algo.gamma 0.95 --eval.episodes 400"
+)
+
+
+def actors(words: str, wanted: float, zoo: str) -> Score:
+    """DDPG, TD3 or SAC on a task of one agent, one seed; beside it what rl-baselines3-zoo reached, in so many steps."""
+    common = f"--envs 4 --algo.lr 1e-3 --algo.lr-schedule linear {WIDE} --eval.episodes 100"
+    return Score(f"{' '.join(words.split())} {common}", {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
+
+
+def tag(predators: str, prey: str) -> Score:
+    """The experiment of MADDPG's paper: who has the critic of all agents, predators or prey. They learn together."""
+    return Score(f"{predators} simple_tag --team.agent {prey} --steps 1M {ACTORS} --save.best none", {}, seeds=2)
 
 
 SCORES = {
@@ -144,6 +164,43 @@ SCORES = {
         beside="EPyMARL -30 (20M)",
         seeds=2,
     ),
+    "maddpg-spread": Score(
+        f"maddpg simple_spread --env.actions continuous --reward team-mean --steps 2.5M {ACTORS}",
+        {"return/agents": -9.5},
+        beside="HARL -9.2 (5M), XuanCe -9.7 (10M), EPyMARL -11.1, discrete (2M)",
+        seeds=2,
+    ),
+    "matd3-spread": Score(
+        f"matd3 simple_spread --env.actions continuous --reward team-mean --steps 2.5M {ACTORS}",
+        {"return/agents": -9.0},
+        beside="HARL -8.5 (5M), XuanCe -11.2 (10M)",
+        seeds=2,
+    ),
+    "masac-spread": Score(
+        f"masac simple_spread --env.actions continuous --reward team-mean --steps 1.5M {ACTORS}",
+        {"return/agents": -11.0},
+        beside="XuanCe -12.8 (10M)",
+        seeds=2,
+    ),
+    "maddpg-spread-discrete": Score(
+        f"maddpg simple_spread --reward team-mean --steps 1.5M {ACTORS}",
+        {"return/agents": -11.0},
+        beside="EPyMARL -11.1 (2M)",
+        seeds=2,
+    ),
+    "maddpg-speaker-listener": Score(
+        f"maddpg simple_speaker_listener --steps 1M {ACTORS}",
+        {"return/listener": -13.0},
+        beside="EPyMARL -13.6 (2M)",
+        seeds=2,
+    ),
+    "tag-maddpg-maddpg": tag("maddpg", "maddpg"),
+    "tag-maddpg-ddpg": tag("maddpg", "ddpg"),
+    "tag-ddpg-maddpg": tag("ddpg", "maddpg"),
+    "tag-ddpg-ddpg": tag("ddpg", "ddpg"),
+    "ddpg-pendulum": actors(f"ddpg Pendulum-v1 --steps 30k {PENDULUM} --algo.noise-steps 20k", -170, "-152 (20k)"),
+    "td3-pendulum": actors(f"td3 Pendulum-v1 --steps 30k {PENDULUM} --algo.noise-steps 20k", -170, "-152 (20k)"),
+    "sac-pendulum": actors(f"sac Pendulum-v1 --steps 30k {PENDULUM}", -170, "-157 (20k)"),
     "ddqn-cartpole": values(
         f"CartPole-v1 --steps 100k --algo.every 2 --algo.lr 1e-3 {WIDE} --algo.epsilon-steps 10k --algo.epsilon-last 0.04 "
         "--algo.target-every 200 --algo.learning-starts 1000 --eval.every 2000 --stop-score 500",
@@ -238,7 +295,7 @@ def play(run: Path, random: tuple[str, ...]) -> dict[str, list[float]]:
     """Metric -> mean and half of its 95 % interval."""
     teams = [word for t in random for word in (f"--team.{t}", "random")]
     told = json.loads(shoal(["eval", str(run), "--episodes", str(EPISODES), "--json", *teams]))["metrics"]
-    kept = [k for k in told if (k.startswith("return/") and k.count("/") == 1) or k == "success"]
+    kept = [k for k in told if (k.startswith("return/") and k.count("/") == 1) or k in ("success", "touches")]
     return {k: [told[k]["mean"], told[k]["interval"]] for k in kept}
 
 

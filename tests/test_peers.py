@@ -33,6 +33,7 @@ WORK = {
     **{"threads": 1, "precision": "float32", "jaxmarl": None, "path": []},
 }
 QMIX = {**WORK, "algo": "qmix", "batch": 32, "every": 10, "part": "train"}
+MADDPG = {**QMIX, "algo": "maddpg"}
 
 
 def load(file):
@@ -187,11 +188,12 @@ def test_shoal_alone_writes_the_whole_result(tmp_path):
         (["--peers", "", "--hidden", "big"], "--hidden is 'big'"),
         (["--peers", "", "--rows", "0"], "must be more than zero."),
         (["--peers", "", "--algo", "qmix", "--every", "0"], "must be more than zero."),
-        (["--peers", "", "--part", "update"], "--part update is for --algo qmix: ippo is measured end to end."),
+        (["--peers", "", "--part", "update"], "--part update is for --algo qmix and maddpg: ippo is measured end to end."),
         (["--peers", "benchmarl", "--algo", "qmix"], "benchmarl's QMIX is not compared here: --algo ippo or mappo."),
-        (["--peers", "jaxmarl", "--algo", "qmix"], "jaxmarl's QMIX is recurrent, and these nets are not: --algo ippo."),
+        (["--peers", "jaxmarl", "--algo", "qmix"], "jaxmarl's QMIX is recurrent, and these nets are not, and it has no MADDPG"),
         (["--peers", "sb3", "--algo", "qmix"], "sb3 has no QMIX: --algo ippo."),
         (["--peers", "skrl", "--algo", "qmix"], "skrl has no QMIX: --algo ippo or mappo."),
+        (["--peers", "skrl", "--algo", "maddpg"], "skrl has no MADDPG: --algo ippo or mappo."),
         (["--peers", "", "--precision", "tf32"], "--precision tf32 is a GPU's"),
         (["--peers", "", "--python", "sb3=python3"], "it takes SIDE=PATH, where a side is one of shoal."),
         (
@@ -295,10 +297,11 @@ def one_thread(monkeypatch):
     [
         ([], {"epochs": 4, "minibatches": 4}),
         (["--algo", "qmix"], {"batch": 256, "every": 25, "part": "train"}),
+        (["--algo", "maddpg"], {"batch": 256, "every": 25, "part": "train"}),
         (["--algo", "qmix", "--batch", "64", "--every", "8", "--part", "update"], {"batch": 64, "every": 8, "part": "update"}),
     ],
 )
-def test_only_qmix_has_a_replay(words, own, monkeypatch, tmp_path):
+def test_some_have_a_replay(words, own, monkeypatch, tmp_path):
     works = []
     monkeypatch.setattr(run, "compare", lambda sides, work, *rest: works.append(work))
     assert run.main(["--peers", "", *words, "--json", str(tmp_path / "result.json")]) == 0
@@ -306,10 +309,10 @@ def test_only_qmix_has_a_replay(words, own, monkeypatch, tmp_path):
     keys = ("epochs", "minibatches", "batch", "every", "part")
     assert {k: v for k, v in settings.items() if k in keys} == own
     assert [{k: work[k] for k in own} for work in works] == [own]
-    assert ("batch" in works[0]) == (settings["algo"] == "qmix")
+    assert ("batch" in works[0]) == (settings["algo"] in ("qmix", "maddpg"))
 
 
-@pytest.mark.parametrize("work", [WORK, QMIX, {**QMIX, "part": "update"}], ids=["ippo", "qmix", "updates"])
+@pytest.mark.parametrize("work", [WORK, QMIX, {**QMIX, "part": "update"}, MADDPG], ids=["ippo", "qmix", "updates", "maddpg"])
 def test_shoal_is_asked_for_the_same_work(work, monkeypatch, one_thread):
     import shoal.tools.bench as bench
 
@@ -322,7 +325,8 @@ def test_shoal_is_asked_for_the_same_work(work, monkeypatch, one_thread):
     assert (algo, env, part, piece) == (work["algo"], "simple_spread", work.get("part", "train"), "piece")
     assert (options.rows, options.rollout, options.hidden) == (4, 5, (64, 64))
     replay = {k: v for k, v in vars(options).items() if k in ("batch", "every")}
-    assert replay == ({"batch": 32, "every": 10} if algo == "qmix" else {})
+    assert replay == ({} if algo == "ippo" else {"batch": 32, "every": 10})
+    assert getattr(options, "actions", None) == ("continuous" if algo == "maddpg" else None)  # XuanCe's has no other
     assert ("advantages" in description["measured"]) == (algo == "ippo")
 
 
@@ -355,7 +359,7 @@ def xuance(monkeypatch, one_thread):
     parts["xuance.common"].get_arguments = lambda algo, env, task, parser_args: Namespace(agent=algo, **vars(parser_args))
     parts["xuance.environment"].make_envs = lambda config: None
     make = lambda config, envs: made.append(FakeAgents(config, envs)) or made[-1]  # noqa: E731
-    parts["xuance.torch.agents"].REGISTRY_Agents = {"ippo": make, "qmix": make}
+    parts["xuance.torch.agents"].REGISTRY_Agents = {"ippo": make, "qmix": make, "maddpg": make}
     for name, module in parts.items():
         monkeypatch.setitem(sys.modules, name, module)
     return SimpleNamespace(peer=run.load(FOLDER / "xuance.py"), made=made)
@@ -382,10 +386,12 @@ def test_xuance_updates_alone_take_no_steps(xuance):
 
 
 def test_xuance_has_the_nets_of_the_work(xuance):
-    for work in (WORK, QMIX):
+    for work in (WORK, QMIX, MADDPG):
         xuance.peer.prepare(SimpleNamespace(**{**work, "hidden": [128, 64, 32]}))
-    ppo, qmix = (agents.config for agents in xuance.made)
+    ppo, qmix, maddpg = (agents.config for agents in xuance.made)
     assert (ppo.representation_hidden_size, ppo.actor_hidden_size, ppo.activation) == ([128, 64], [32], "tanh")
     assert (qmix.representation_hidden_size, qmix.q_hidden_size, qmix.activation) == ([128, 64], [32], "relu")
     assert (qmix.batch_size, qmix.use_parameter_sharing, qmix.use_rnn) == (32, True, False)
     assert (qmix.hidden_dim_mixing_net, qmix.hidden_dim_hyper_net) == (32, 64)
+    assert (maddpg.actor_hidden_size, maddpg.critic_hidden_size, maddpg.activation) == ([128, 64, 32], [128, 64, 32], "relu")
+    assert (maddpg.batch_size, maddpg.use_parameter_sharing, maddpg.continuous_action) == (32, True, True)
