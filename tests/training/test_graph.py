@@ -45,11 +45,15 @@ def make(
     device: str = "cuda",
     net: dict[str, Any] | None = None,
     reward: str = "own",
+    world: dict[str, Any] | None = None,
+    team: dict[str, str] | None = None,
+    groups: dict[str, Any] | None = None,
     **more: Any,
 ) -> Loop:
     run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
     run["reward"] = reward
-    loop = Loop(resolve(Settings(algo, env, run, {"algo": {"rollout": rollout, **more}, "net": net or {}})))
+    sections = {"algo": {"rollout": rollout, **more}, "net": net or {}, "env": world or {}}
+    loop = Loop(resolve(Settings(algo, env, run, sections, groups or {}, team or {})))
     loop.console = loop.logger = Told()  # type: ignore[assignment]
     return loop
 
@@ -97,6 +101,35 @@ def assert_equal(one: Loop, two: Loop) -> None:
 
 
 PAST = {"every": 24, "batch": 16, "capacity": 800, "learning_starts": 300, "epsilon_steps": 1000}
+ACTS = {"every": 12, "batch": 16, "capacity": 800, "learning_starts": 150, "random_steps": 200}
+KINDS = {"pair": "continuous", "lone": "multi"}
+ACTOR_CRITICS: list[dict[str, Any]] = [
+    {"algo": "maddpg", "env": "probe_teams", "world": KINDS, "rollout": 5, "others": "policy", **ACTS},
+    {"algo": "matd3", "env": "probe_deaths", "rollout": 6, "n_step": 2, **ACTS},  # two critics, an actor once in two updates
+    {"algo": "masac", "reward": "team-mean", "rollout": 5, "delay": 2, **ACTS},
+    {"algo": "masac", "env": "probe_teams", "world": KINDS, "net": {"memory": "gru"}, "rollout": 5, "chunk": 4, **ACTS},
+    {
+        "algo": "ddpg",
+        "env": "probe_copy",
+        "world": {"actions": "continuous"},
+        "net": {"memory": "gru"},
+        "prioritised": True,
+        "noise_keep": 0.5,
+        "rollout": 5,
+        "chunk": 4,
+        **ACTS,
+    },
+    {"algo": "sac", "env": "probe_copy", "world": {"actions": "continuous"}, "rollout": 5, "noise_keep": 0.5, **ACTS},
+    {"algo": "td3", "env": "probe_turns", "rollout": 5, "delay": 3, **ACTS},
+    {
+        "algo": "maddpg",
+        "env": "simple_tag",
+        "team": {"agent": "ippo"},  # who is taught in the iteration, and asked in lessons
+        "groups": {"agent": {"net": {"memory": "gru"}}},
+        "rollout": 5,
+        **ACTS,
+    },
+]
 WORKS = [
     {},
     {"rollout": 16, "lr_schedule": "linear"},  # rollouts begin anywhere in an episode; the rate changes between replays
@@ -116,6 +149,9 @@ WORKS = [
     {"algo": "vdn", "env": "simple_speaker_listener", "net": {"share": "none"}, "normalise_reward": True, **PAST},
     {"algo": "coma", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "critic_slices": 5},
     {"algo": "coma", "reward": "team-mean", "replay": 20, "batch": 4},
+    {"algo": "vdn", "reward": "team-mean", "net": {"memory": "lstm"}, "rollout": 6, "epsilon_keep": 0.7, "chunk": 4, **PAST},
+    {"algo": "qmix", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
+    *ACTOR_CRITICS,
 ]
 
 
@@ -132,6 +168,52 @@ def test_single_iterations_from_many_states_have_the_same_bits(work: dict[str, A
     for one in (captured.on_device, *captured.on_device_lessons):
         assert isinstance(one, Captured)
         assert len(one.graphs) == 1
+
+
+@pytest.mark.parametrize("work", ACTOR_CRITICS, ids=lambda w: "-".join(map(str, w)))
+def test_all_that_an_actor_critic_goes_by_is_put_back(work: dict[str, Any]) -> None:
+    """What the test above rests on, of eager iterations: those who were elsewhere go on alike."""
+    one, other = make("off", device="cpu", **work), make("off", device="cpu", **work)
+    for _ in range(6):
+        one.iterate()
+    assert one.lessons[0].owed(one.step) % 2 == 1  # an actor that is delayed waits
+    put(other, state(one))
+    for _ in range(2):
+        one.iterate()
+        other.iterate()
+    assert_equal(one, other)
+    learnt = [x for x in everything(make("off", device="cpu", **work)).items() if x[0].startswith("algorithms")]
+    assert sum(not torch.equal(x, everything(one)[k]) for k, x in learnt) > len(learnt) // 2
+
+
+HOST: dict[str, Any] = {"algo": "sac", "env": "gymnasium/Pendulum-v1", "world": {"workers": 0}, "rollout": 5, **ACTS}
+
+
+def assert_beside_a_host_world(one: Loop, other: Loop) -> None:
+    for _ in range(8):
+        one.iterate()
+        other.iterate()
+    for loop in (one, other):
+        assert loop.on_device == loop.iteration
+        assert loop.lessons[0].owed(loop.step) >= 10
+        loop.env.close()
+        loop.eval_env.close()
+    a, b = ([*dict(x.learners[0].state_dict()).values(), *contents(x), x.update_noise.get_state()] for x in (one, other))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@cuda
+def test_lessons_are_captured_beside_a_host_world() -> None:
+    eager, captured = make("off", **HOST), make("graph", **HOST)
+    assert_beside_a_host_world(eager, captured)
+    (lesson,) = captured.on_device_lessons
+    assert isinstance(lesson, Captured)
+    assert len(lesson.graphs) == 1
+    assert captured.console.lines == []  # type: ignore[attr-defined]
+
+
+def test_eager_lessons_beside_a_host_world_repeat() -> None:
+    assert_beside_a_host_world(make("off", device="cpu", **HOST), make("off", device="cpu", **HOST))
 
 
 @cuda
@@ -182,11 +264,12 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
 
 
 @cuda
-@pytest.mark.parametrize("algo", ["mappo", "iql"])
+@pytest.mark.parametrize("algo", ["mappo", "iql", "matd3", "masac"])
 def test_resume_of_captured_runs_is_exact(tmp_path: Path, algo: str) -> None:
     common: dict[str, Any] = {"steps": 2000, "envs": 8, "device": "cuda", "quiet": True, "log": {"tensorboard": False}}
     for mode in ("graph", "fused"):
-        common["algo"] = {} if algo == "mappo" else {"rollout": 5, "prioritised": True, **PAST}
+        past = {} if algo == "mappo" else PAST if algo == "iql" else {**ACTS, "delay": 2}  # stopped between an actor's steps
+        common["algo"] = {"rollout": 5, "prioritised": True, **past} if past else {}
         whole = shoal.train(algo, "simple_spread", out=tmp_path / f"{mode}-whole", compile=mode, **common)
         half = shoal.train(algo, "simple_spread", out=tmp_path / f"{mode}-half", compile=mode, until=1000, **common)
         half = shoal.resume(half)

@@ -59,6 +59,7 @@ class ActorCritic(Algorithm, ABC):
             bounded(self, {"random_steps": (0, 1e30), "noise_keep": (0, 0.9999)}, ("critics", "delay", "lr_critic"))
 
     held_names: ClassVar[tuple[str, ...]] = ("loss_actor", "grad_norm_actor")  # metrics of the actor's step
+    heard: ClassVar[int | None] = None  # how many of the critics the actor climbs; none: all
     lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
     wild: Tensor
     own: Tensor
@@ -89,6 +90,7 @@ class ActorCritic(Algorithm, ABC):
         self.central = self.sight.central
         self.around = [g.name for g in self.sight.around] if self.central else list(groups)
         self.others = [g for g in self.around if g not in groups]
+        self.as_one = self.sight.together and spec.common and not self.lists  # one critic judges for all
         self.actor = self.make_actor(generator)
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.reward_norm = Running() if c.normalise_reward else None
@@ -108,9 +110,7 @@ class ActorCritic(Algorithm, ABC):
         return Net(self.sight.encoder(generator), self.width, self.sight.agents, self.net, generator, self.net.gain_actor)
 
     def _critic(self, generator: torch.Generator) -> Judge:
-        encoder, together = self.sight.critic_encoder(generator)
-        self.as_one = together and self.spec.common and not self.lists
-        agents, net = self.sight.agents, self.net
+        encoder, agents, net = self.sight.critic_encoder(generator), self.sight.agents, self.net
         if self.as_one:
             agents, net = ("all",), replace(net, share="plain")
         elif self.central and not self.spec.common:  # whose pay differs, they are judged apart
@@ -118,7 +118,7 @@ class ActorCritic(Algorithm, ABC):
         told = sum(self.spec[g].n * params_of(self.spec[g].action) for g in self.around) if self.central else self.width
         told = 0 if self.lists and not self.central else told
         gain = net.gain_actor if self.lists else net.gain_critic
-        return Judge(encoder, told, self.width if self.lists else 1, agents, net, generator, gain, together)
+        return Judge(encoder, told, self.width if self.lists else 1, agents, net, generator, gain, self.sight.together)
 
     def _own_places(self) -> Tensor:
         """[N, W] where an agent's own action is among those of all in its critic's scope."""
@@ -293,7 +293,8 @@ class ActorCritic(Algorithm, ABC):
     ) -> dict[str, Tensor]:
         """The actor's step."""
         with torch.no_grad():
-            features = [self._features(judge, k, batch)[0] for k, judge in enumerate(self.critics)]
+            critics = list(self.critics)[: self.heard]
+            features = [self._features(judge, k, batch)[0] for k, judge in enumerate(critics)]
             now = self.config.others == "policy"
             ask = {g: self._asked(batch, later, g, noise["now"], True) for g in self.others if now}
         params, _ = self._unroll(self.actor, batch)
@@ -301,7 +302,7 @@ class ActorCritic(Algorithm, ABC):
         def worth(action: Tensor) -> Tensor:
             mine = self.parted(action.detach(), 2) if now else {}
             beside = self._beside(action, {**said, **ask, **self._all_said(later.frame, mine)}, each=not now)
-            q = torch.stack([judge(f, beside) for f, judge in zip(features, self.critics, strict=True)])
+            q = torch.stack([judge(f, beside) for f, judge in zip(features, critics, strict=True)])
             return q if self.lists else q[..., 0] / (self.n if self.as_one and now else 1)
 
         with self.critic_optimiser.frozen():

@@ -72,6 +72,7 @@ from shoal.spec import Batch, Box, EnvSpec
 
 class DDPG(ActorCritic):
     names = {"iddpg": {}, "maddpg": {"critic": "world"}}
+    heard = 1
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):

@@ -123,21 +123,24 @@ class Sight(nn.Module):
         """Of the agents' own observations."""
         return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, self.attends(who))
 
-    def critic_encoder(self, generator: torch.Generator) -> tuple[nn.Module | int, bool]:
-        """Of what the critic sees, or its width where there is nothing to encode; and whether all agents see it as one."""
+    @property
+    def together(self) -> bool:
+        """Whether the critic sees the same for all agents: [..., S]."""
+        return self.central and not self.crowd and self.given != "agent"
+
+    def critic_encoder(self, generator: torch.Generator) -> nn.Module | int:
+        """Of what the critic sees, or its width where there is nothing to encode."""
         if not self.central:
-            return self.encoder(generator, "critic"), False
+            return self.encoder(generator, "critic")
         if self.crowd:
-            return Crowd(self.around, self.groups, self.net, generator), False
+            return Crowd(self.around, self.groups, self.net, generator)
         if self.whole:
-            return Joined(self.around, self.net, generator), True
+            return Joined(self.around, self.net, generator)
         width = scope_width(self.spec, self.groups, self.scope, self.given)
-        own = vector_width(self.spec[self.groups[0]].obs) if self.given == "agent" else 0
-        return width + own, self.given != "agent"
+        return width + (vector_width(self.spec[self.groups[0]].obs) if self.given == "agent" else 0)
 
     def critic(self, generator: torch.Generator) -> Critic:
-        encoder, together = self.critic_encoder(generator)
-        return Critic(encoder, self.agents, self.net, generator, together)
+        return Critic(self.critic_encoder(generator), self.agents, self.net, generator, self.together)
 
     # --- seeing ---
 
