@@ -53,13 +53,13 @@ SMALL = {  # ten steps of each row, of eighteen: some are written over at the se
 FRESH = {"algo.rollout": 4, "algo.epsilon_steps": 60, "algo.target_every": 3, "run.reward": "team-mean"}
 PAST = {**FRESH, "algo.replay": 12, "algo.batch": 2, "algo.every": 9}  # fifteen steps of each row, of twenty-four
 MEMORY = {"net.memory": "gru", "algo.chunk": 3, "algo.burn_in": 2}
-ACTING = {k: v for k, v in SMALL.items() if "epsilon" not in k and "target" not in k}
-STOCHASTIC = {**ACTING, "algo.random_steps": 12, "algo.lr": 1e-2}
-ACTING = {**STOCHASTIC, "algo.noise_steps": 60}
+DRAWN = {k: v for k, v in SMALL.items() if "epsilon" not in k and "target" not in k}
+DRAWN |= {"algo.random_steps": 12, "algo.lr": 1e-2}
+ACTING = {**DRAWN, "algo.noise_steps": 60}
 BASE = {
     **dict.fromkeys(("ddqn", "dqn", "iql", "vdn", "qmix"), SMALL),
     **dict.fromkeys(("ddpg", "maddpg", "td3", "matd3"), ACTING),
-    **dict.fromkeys(("sac", "masac"), STOCHASTIC),
+    **dict.fromkeys(("sac", "masac"), DRAWN),
     "coma": FRESH,
     "ippo": {},
 }

@@ -196,11 +196,11 @@ class ActorCritic(Algorithm, ABC):
         if self.recurrent:
             after["actor"] = state
             if explore:
-                after["critic"] = {k: self._remember(k, frame, x, view["acts"]) for k, x in before["critic"].items()}
+                after["critic"] = {k: self._remember(k, frame, x, view) for k, x in before["critic"].items()}
         return self.parted(actions, at), self.parted(after, at), {g: {} for g in self.groups}
 
     def _views(self, frame: Frame, at: int) -> dict[str, Any]:
-        return {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "start", "legal")}  # noqa: B023
+        return {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "alive", "start", "legal")}  # noqa: B023
 
     def _moves(self, acts: Tensor) -> Tensor | None:
         return acts if self.recurrent and self.uneven else None
@@ -211,16 +211,20 @@ class ActorCritic(Algorithm, ABC):
             return u * 2 - 1
         return Choice(torch.zeros_like(u), self.space.sizes, legal, self.space.shape == ()).sample(u)
 
-    def _remember(self, k: str, frame: Frame, state: Any, acts: Tensor) -> Any:
-        """A critic's memory after what is seen now; one that judges for all is told once an agent."""
+    def _remember(self, k: str, frame: Frame, state: Any, view: dict[str, Any]) -> Any:
+        """A critic's memory after what is seen now. Of one that judges for all every agent has a copy, and those who start have
+        lost theirs already."""
         judge: Any = self.critics[int(k)]
-        moves = None if self.as_one else self._moves(acts)
-        after = judge.see(self.sight.seen(frame, acts.dim() - 1), self._as_judged(state), None, moves)[1]
-        return tree_map(lambda x, y: x.expand_as(y), after, state)
+        seen, moves = self.sight.seen(frame, view["acts"].dim() - 1), self._moves(view["acts"])
+        if not self.as_one:
+            return judge.see(seen, state, None, moves)[1]
+        who = view["start"].long().argmin(-1)[..., None, None]
+        kept = tree_map(lambda x: x.take_along_dim(who, -2).masked_fill(self._begins(view)[..., None], 0), state)
+        return tree_map(lambda x: x.expand(*x.shape[:-2], self.n, -1).contiguous(), judge.see(seen, kept)[1])
 
-    def _as_judged(self, tree: Any) -> Any:
-        """[..., N, ...] as a critic's memory has it: of one that judges for all the first."""
-        return tree_map(lambda x: x[..., :1, :] if x.is_floating_point() else x[..., :1], tree) if self.as_one else tree
+    def _begins(self, view: dict[str, Any]) -> Tensor:
+        """[..., 1] where time begins for all who are there, and so for a critic that judges for all."""
+        return (view["start"] | ~view["alive"]).all(-1, keepdim=True)
 
     # --- learning ---
 
@@ -279,10 +283,10 @@ class ActorCritic(Algorithm, ABC):
         loss = loss if batch.weight is None else loss * batch.weight[:, None]
         count = loss.numel() if mask is None else mask.sum()
         norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
-        error, q_t = (target - q_t.detach()).mean(0), q_t.detach().mean(0)
+        error, q_t = (target - q_t.detach()).abs().mean(0), q_t.detach().mean(0)
         return {
             "loss_critic": losses.masked_mean(loss.detach(), mask),
-            "td_error": losses.masked_mean(error.abs(), mask),
+            "td_error": losses.masked_mean(error, mask),
             "predictQ": losses.masked_mean(q_t, mask),
             "grad_norm_critic": norm,
             **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
@@ -300,10 +304,18 @@ class ActorCritic(Algorithm, ABC):
         params, _ = self._unroll(self.actor, batch)
 
         def worth(action: Tensor) -> Tensor:
-            mine = self.parted(action.detach(), 2) if now else {}
-            beside = self._beside(action, {**said, **ask, **self._all_said(later.frame, mine)}, each=not now)
+            mine = self._all_said(later.frame, self.parted(action, 2))
+            taken = tree_map(torch.detach, mine) if now else {}
+            at_once = self.as_one and now  # the slope along all actions is that along each, the others' held: one pass does
+            own = self.joined(mine.__getitem__, 2) if at_once else action
+            beside = self._beside(own, {**said, **ask, **taken}, each=not at_once)
             q = torch.stack([judge(f, beside) for f, judge in zip(features, critics, strict=True)])
-            return q if self.lists else q[..., 0] / (self.n if self.as_one and now else 1)
+            q = q if self.lists else q[..., 0]
+            if not at_once:
+                return q
+            active = self.mask(later)  # each of them hears it, and has its own share of the slope
+            heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
+            return q.detach() + (q - q.detach()) / heads
 
         with self.critic_optimiser.frozen():
             loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
@@ -404,20 +416,18 @@ class ActorCritic(Algorithm, ABC):
     def _over(self, net: Callable[..., Any], batch: Batch, x: Any, whose: str) -> tuple[Tensor, Any]:
         """A net with memory over a batch, from the memory that was held before it."""
         state = self.joined(lambda g: batch.memory[g]["actor"] if whose == "actor" else batch.memory[g]["critic"][whose], 1)
-        view, moves = self._views(batch.frame, 2), None
-        if whose != "actor":
-            state, view["start"] = self._as_judged((state, view["start"]))
-        if whose == "actor" or not self.as_one:
-            moves = self._moves(view["acts"])
-        return recall.unrolled(net, self.burn_in, x, state, view["start"], moves)
+        view = self._views(batch.frame, 2)
+        start, moves = view["start"], self._moves(view["acts"])
+        if whose != "actor" and self.as_one:
+            state, start, moves = tree_map(lambda x: x[..., :1, :], state), self._begins(view), None
+        return recall.unrolled(net, self.burn_in, x, state, start, moves)
 
     def _then(self, batch: Batch, after: Any, judged: bool = False) -> tuple[Any, None, Tensor | None]:
         """The memory before the next moments, and whose goes on."""
-        following = recall.later(batch, self.burn_in).next
-        start = self.joined(lambda g: following[g].start, 2)
-        moves = self._moves(self.joined(lambda g: following[g].acts | ~following[g].alive, 2))
+        view = self._views(recall.later(batch, self.burn_in).next, 2)
+        start, moves = view["start"], self._moves(view["acts"] | ~view["alive"])
         if judged and self.as_one:
-            start, moves = self._as_judged(start), None
+            start, moves = self._begins(view), None
         state = tree_map(torch.detach, after)
         return where_rows(start, tree_map(torch.zeros_like, state), state), None, moves
 

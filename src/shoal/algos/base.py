@@ -144,9 +144,9 @@ class Algorithm(nn.Module, ABC):
 
     @torch.no_grad()
     def target_actions(self, batch: Batch, group: str, noise: dict[str, Tensor] | None = None, now: bool = False) -> Tensor:
-        """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D]. Target
-        nets where there are some, else the policy as it acts; `now`: the policy, in the batch's own frames. For the critics
-        of peers; no gradient. noise: for each of its groups [T, B, N, K], none: greedily."""
+        """What this group would do in the batch's next frames: [T, B, N, A] one-hot where discrete, else [T, B, N, D]. By the
+        target's actor where there is one, else by the policy as it acts; `now`: by the policy, in the batch's own frames. For
+        the critics of peers; no gradient. noise: for each of its groups [T, B, N, K], none: greedily."""
         rows, device = batch.over.shape[1], batch.over.device
         memory = {g: batch.memory.get(g, m) for g, m in self.memory(rows, device).items() if g in self.groups}
         if not tree_leaves(memory):

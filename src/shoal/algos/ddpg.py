@@ -20,8 +20,8 @@ Knobs, and what they do
   share of discrete actions that are random, from `noise` to `noise_last` over `noise_steps`. `noise_keep` 0.85 makes it an
   Ornstein-Uhlenbeck process: of the same size, but alike from step to step. The first `random_steps` are uniformly random.
 
-  Critics. `critic` own, team or world; `critic_input` as in `algos/ppo.py`. Agents that are paid alike (`--reward team-mean`)
-  have one critic; where pay differs each has its own, for what is worth something to one may be worth nothing to another.
+  Critics. `critic` own, team or world; `critic_input` as in `algos/ppo.py`. With a critic of the team or the world, agents that
+  are paid alike (`--reward team-mean`) have one; where pay differs each has its own, whatever `--net.share` says.
   `others` says whose actions stand beside an agent's own in its loss: those in the buffer, as published, or what the others'
   policies would do now.
 
