@@ -146,7 +146,7 @@ class ActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
-        """[T, B, N] what the next moment is worth, of what the critics say; `there`: who goes on, none: all."""
+        """[T, B, N] what the next moment is worth, of what the critics say; `there`: who acts in it, none: all."""
 
     @abstractmethod
     def improve(
@@ -155,9 +155,8 @@ class ActorCritic(Algorithm, ABC):
         """What the actor descends, but for what its action is worth: [T, B, N]; that; and metrics [T, B, N]. `worth` says of an
         action [T, B, N, A] what each critic thinks of it."""
 
-    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> dict[str, Tensor]:
-        """What else moves with the actor, by the metrics of `improve`; and metrics of it."""
-        return {}
+    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> None:
+        """What else moves with the actor, by what `improve` told, which may be taken out of the metrics."""
 
     # --- acting ---
 
@@ -325,11 +324,10 @@ class ActorCritic(Algorithm, ABC):
         keep = due if mask is None else mask.any() if due is None else mask.any() & due
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
         told = {k: x.detach()[: self.chunk] for k, x in told.items()}
-        more = self.temper(told, mask, keep)
+        self.temper(told, mask, keep)
         return {
             "loss_actor": losses.masked_mean(loss.detach(), mask),
             **{k: losses.masked_mean(x, mask) for k, x in told.items()},
-            **more,
             "grad_norm_actor": norm,
         }
 
@@ -363,7 +361,10 @@ class ActorCritic(Algorithm, ABC):
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now)[0], beside) for k, judge in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
-        there = recall.goes_on(self, later) if self.uneven and not now else None
+        there = None
+        if self.uneven:
+            ended = self.joined(lambda g: later.pays[g].terminated, 2)
+            there = view["acts"] if now else view["acts"] & ~ended
         return self.next_value(lowest if self.lists else lowest[..., 0], told, there)
 
     @property

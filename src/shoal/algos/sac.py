@@ -11,8 +11,8 @@ and expectations take the place of samples,
     V(o') = sum_a pi(a | o') (min_k Q'_k(x', a) - alpha log pi(a | o')).
 
 `sac` (`isac` of teams) has critics of its own observation and action, `masac` (`--algo.critic world`) of everybody's; groups
-of all kinds may play together (`algos/actorcritic.py`). Where agents are paid alike and have one critic, its value is that of
-the whole team: the entropies of all agents are in it.
+of all kinds may play together (`algos/actorcritic.py`). Where a group's agents are paid alike and have one critic, its value is
+theirs together: the entropies of all who act are in it.
 
 Knobs, and what they do
 
@@ -27,7 +27,8 @@ Metrics, for each group: those of `algos/ddpg.py` but for the noise, and `alpha`
 continuous.
 
 Departures from the papers: those of `algos/ddpg.py`; deviations are held between e^-5 and e^2 by a tanh; actions of several
-dimensions are worth the mean of their choices' values. Scores and their commands: `benchmarks/scores.py`.
+dimensions are worth the mean of their choices' values; of `n_step` steps the last alone has its entropy counted. Scores and
+their commands: `benchmarks/scores.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from shoal.nets.heads import Net
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses, values
 from shoal.ops.distributions import Choice, TanhNormal
-from shoal.spec import Box, EnvSpec
+from shoal.ops.schedules import Now
+from shoal.spec import Batch, Box, EnvSpec
 
 LOW, HIGH = -5.0, 2.0  # what the logarithm of a deviation is held between
 
@@ -61,7 +63,7 @@ class Weights(nn.Module):
 class SAC(ActorCritic):
     names = {"isac": {}, "masac": {"critic": "world"}}
     lists = True
-    held_names = (*ActorCritic.held_names, "entropy", "alpha")
+    held_names = (*ActorCritic.held_names, "entropy")
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
@@ -69,7 +71,7 @@ class SAC(ActorCritic):
         alpha: float = 0.2  # weight of the entropy, at first
         alpha_auto: bool = True  # it moves until the entropy is what was asked for
         target_entropy: float | None = None  # nats a continuous dimension, or share of the most a discrete one; none: -1, 0.2
-        lr_alpha: float | None = None  # learning rate of alpha; none: that of the critics
+        lr_alpha: float | None = None  # learning rate of alpha, with the critics' schedule; none: theirs
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -88,8 +90,9 @@ class SAC(ActorCritic):
         c = config
         self.noise = self.width
         self.weights = Weights(self.n, c.alpha).to(device)
-        rate = c.lr_alpha or c.lr_critic or c.lr
-        self.alpha_optimiser = Optimiser([self.weights], rate) if c.alpha_auto else None
+        critics = c.lr_critic or c.lr
+        self.alpha_share = (c.lr_alpha or critics) / critics  # of the critics' rate, whose schedule it follows
+        self.alpha_optimiser = Optimiser([self.weights], critics * self.alpha_share) if c.alpha_auto else None
 
     def make_actor(self, generator: torch.Generator) -> Net:
         wide = self.width * (2 if isinstance(self.space, Box) else 1)  # means and deviations
@@ -152,10 +155,17 @@ class SAC(ActorCritic):
             return share * float(torch.tensor(self.space.sizes, dtype=torch.float64).log().sum())
         return share * sum(x.sum(-1).float().log() for x in legal.split(self.space.sizes, -1))
 
-    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> dict[str, Tensor]:
+    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> None:
         surplus = told.pop("surplus")
         if self.alpha_optimiser is not None:
             loss = self.weights.log * surplus
             count = loss.numel() if mask is None else mask.sum()
             self.alpha_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
-        return {"alpha": self.alpha.mean()}
+
+    def tune(self, now: Now) -> None:
+        super().tune(now)
+        if self.alpha_optimiser is not None:
+            self.alpha_optimiser.rate.fill_(self._critic_rate(now) * self.alpha_share)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        return {**super().update(batch), "alpha": self.alpha.mean()}
