@@ -32,7 +32,7 @@ SPEC = EnvSpec(
 def learner(groups: tuple[str, ...] = ("wolf",), **feed: Any) -> Any:
     """Somebody who learns from a replay, as far as lessons know."""
     given = {"batch": 4, "length": 1, "start": 10, "every": 2, "capacity": 24, **feed}
-    return SimpleNamespace(feed=Replay(**given), groups=groups)
+    return SimpleNamespace(feed=Replay(**given), groups=groups, asks=False)
 
 
 def frame(steps: int, rows: int, g: torch.Generator) -> Frame:
@@ -220,7 +220,7 @@ def test_groups_are_known_by_name_and_not_by_order(what: str) -> None:
 
 def test_only_those_who_learn_from_the_past_are_remembered() -> None:
     memory = {"wolf": 1, "sheep": 2, "dog": 3}
-    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",))
+    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), asks=False)
     assert remembered([learner(("wolf",)), fresh, learner(("dog",))], memory) == {"wolf": 1, "dog": 3}
 
 
@@ -252,7 +252,7 @@ def test_a_replay_that_just_will() -> None:
     for capacity in (33, 35):  # whole steps of all rows: what a rollout of 8 makes whole is 4 + 8 - 1 steps
         replay = make_replay([learner(capacity=capacity, length=4)], SPEC, now[0], 8, 3, now[1])
         assert (replay.steps, replay.rows) == (11, 3)
-    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",))
+    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), asks=False)
     assert make_replay([fresh, learner(capacity=35)], SPEC, now[0], 8, 3, now[1]).steps == 11
 
 

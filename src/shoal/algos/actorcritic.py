@@ -403,7 +403,8 @@ class ActorCritic(Algorithm, ABC):
         if not self.recurrent:
             return net(obs)
         out, after = self._over(net, batch, self.sight.obs(batch.frame, 2), "actor")
-        return (out, after) if not following else net(obs[self.burn_in :], *self._then(batch, after))
+        then = tree_map(lambda x: x[self.burn_in :], obs)
+        return (out, after) if not following else net(then, *self._then(batch, after))
 
     def _features(self, judge: Any, k: int, batch: Batch, following: bool = False) -> tuple[Tensor, Any]:
         """What a critic makes of what it sees, after the burn-in, or in the next moments."""

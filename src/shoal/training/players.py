@@ -69,6 +69,7 @@ def record(players: Players) -> dict[str, dict[str, Any]]:
             "id": a.id,
             "learns": a.learns,
             "bound": list(a.bound),
+            "common": a.spec.common,  # whether it was paid as its team was: critics are made by it
             "algo": dataclasses.asdict(a.config),
             "net": dataclasses.asdict(a.net),
         }
@@ -103,8 +104,7 @@ def _make(
 def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device) -> Algorithm:
     """Who played these groups of a run; it may have been made for more than it played."""
     player = run.settings.players[groups[0]]
-    alike = spec.common or run.settings.run.get("reward", "own") != "own"  # as it was paid then
-    spec = dataclasses.replace(spec, common=alike)
+    spec = dataclasses.replace(spec, common=player.get("common", spec.common))
     settings = Settings(player["id"], run.settings.env, players=dict.fromkeys(player.get("bound", groups), player))
     algorithm = _make(find("algos", player["id"]), settings, spec, tuple(player.get("bound", groups)), 0, device)
     algorithm.learns, algorithm.groups = player["learns"], groups  # type: ignore[misc]
