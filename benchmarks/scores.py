@@ -62,7 +62,11 @@ COUNTERFACTUAL = (
 
 WIDE = "--net.activation relu --net.hidden 128,128"
 PENDULUM = (
-    "--algo.rollout 4 --algo.every 1 --algo.batch 128 --algo.learning-starts 1000 --algo.random-steps 1000 --algo.capacity 100k"
+    "--algo.rollout 4 --algo.every 1 --algo.batch 128 --algo.learning-starts 1000 --algo.random-steps 1000 "
+    "--algo.capacity 100k --algo.lr 1e-3"
+)
+SOFT = (
+    "--algo.rollout 8 --algo.every 1 --algo.batch 256 --algo.learning-starts 5000 --algo.random-steps 5000 --algo.capacity 500k"
 )
 
 
@@ -81,7 +85,7 @@ ACTORS = (
 
 def actors(words: str, wanted: float, zoo: str) -> Score:
     """DDPG, TD3 or SAC on a task of one agent, one seed; beside it what rl-baselines3-zoo reached, in so many steps."""
-    common = f"--envs 4 --algo.lr 1e-3 --algo.lr-schedule linear {WIDE} --eval.episodes 100"
+    common = f"--envs 4 --algo.lr-schedule linear {WIDE} --eval.episodes 50"
     return Score(f"{' '.join(words.split())} {common}", {"return/agents": wanted}, beside=f"rl-baselines3-zoo {zoo}", seeds=1)
 
 
@@ -201,6 +205,20 @@ SCORES = {
     "ddpg-pendulum": actors(f"ddpg Pendulum-v1 --steps 30k {PENDULUM} --algo.noise-steps 20k", -170, "-152 (20k)"),
     "td3-pendulum": actors(f"td3 Pendulum-v1 --steps 30k {PENDULUM} --algo.noise-steps 20k", -170, "-152 (20k)"),
     "sac-pendulum": actors(f"sac Pendulum-v1 --steps 30k {PENDULUM}", -170, "-157 (20k)"),
+    "sac-mountain-car-continuous": actors(
+        f"sac MountainCarContinuous-v0 --steps 40k {SOFT} --algo.gamma 0.995 --algo.noise-keep 0.95 --algo.alpha 0.1 "
+        "--algo.alpha-auto false --algo.lr 5e-4",
+        90,
+        "94.7 (50k)",
+    ),
+    "sac-lunar-lander-continuous": actors(
+        f"sac gymnasium/LunarLanderContinuous-v3 --steps 200k {SOFT} --algo.lr 1e-3", 240, "260 (500k)"
+    ),
+    "sac-bipedal-walker": actors(
+        f"sac gymnasium/BipedalWalker-v3 --steps 500k {SOFT} --algo.gamma 0.98 --algo.target-tau 0.02 --algo.lr 7e-4",
+        280,
+        "298 (500k)",
+    ),
     "ddqn-cartpole": values(
         f"CartPole-v1 --steps 100k --algo.every 2 --algo.lr 1e-3 {WIDE} --algo.epsilon-steps 10k --algo.epsilon-last 0.04 "
         "--algo.target-every 200 --algo.learning-starts 1000 --eval.every 2000 --stop-score 500",
