@@ -906,9 +906,9 @@ def players_of(kind):
         a = PPO(MIXED, ("listener",), PPO.Config(normalise_obs=False), NetConfig(hidden=()), torch.Generator())
         set_layer(a.actor.net.body, torch.eye(2))
         with torch.no_grad():
-            a.actor.log_std.fill_(math.log(2))
+            a.actor.log_std.fill_(math.log(1 / 4))
         z = torch.special.ndtri(torch.tensor([1e-9, 0.5, 0.75, 0.875]).clamp(min=2.0**-24)).tolist()
-        return {"listener": a}, [-H + 2 * z[0], 2 * z[1], H + 2 * z[2], H + 2 * z[3]]
+        return {"listener": a}, [-1, z[1] / 4, H + z[2] / 4, H + z[3] / 4]  # the first is clipped, as the world would
     return {}, [0.5, 0, -0.5, -0.5]
 
 

@@ -355,8 +355,8 @@ class ActorCritic(Algorithm, ABC):
         action, told = self.next_action(params, view["legal"], noise["following"][self.burn_in :])
         said = self._all_said(frame, self.parted(action, 2))
         for g in self.others:
-            asked = values.as_vector(later.actions[g], self.spec[g].action) if now else None
-            said[g] = self._said(frame, g, asked) if asked is not None else self._asked(batch, later, g, noise["next"], False)
+            did = values.as_vector(later.actions[g], self.spec[g].action)
+            said[g] = self._said(frame, g, did) if now else self._asked(batch, later, g, noise["next"], False)
         own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now)[0], beside) for k, judge in enumerate(targets)]

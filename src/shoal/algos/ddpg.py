@@ -23,7 +23,7 @@ Knobs, and what they do
   Critics. `critic` own, team or world; `critic_input` as in `algos/ppo.py`. With a critic of the team or the world, agents that
   are paid alike (`--reward team-mean`) have one; where pay differs each has its own, whatever `--net.share` says.
   `others` says whose actions stand beside an agent's own in its loss: those in the buffer, as published, or what the others'
-  policies would do now.
+  policies would do now (Gumbel samples of its own group, the arg-max of others that are DDPG).
 
   Targets. `target_tau` 0.01 and `target_every` 1 follow smoothly; 1 and 200 copy. `n_step`, `time_limit`, `prioritised` and
   `huber` as in `algos/ddqn.py`.

@@ -109,8 +109,9 @@ def targets(
     terminated = owner.joined(lambda g: batch.pays[g].terminated, 2)
     cut = batch.over[..., None].expand_as(terminated)
     cut = cut | ~owner.joined(lambda g: batch.next[g].alive, 2) if owner.uneven else cut
-    if as_one:  # they end when nobody goes on
-        reward = losses.masked_mean(reward, mask, (2,))
+    if as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
+        there = owner.joined(lambda g: batch.frame[g].alive, 2) if owner.uneven else None
+        reward = losses.masked_mean(reward, there, (2,))
         terminated, cut = ~goes_on(owner, batch).any(-1, keepdim=True), batch.over[..., None]
         mask = None if mask is None else mask.any(-1, keepdim=True)
     terminated = terminated if c.time_limit else terminated | cut
@@ -118,6 +119,7 @@ def targets(
         return n_step(reward, value_tp1, terminated, cut, c.gamma, c.n_step), mask
     assert mask is not None
     assert value_t is not None
-    told = owner.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)
+    acts, alive = (owner.joined(lambda g: getattr(batch.next[g], k), 2) for k in ("acts", "alive"))  # noqa: B023
+    told = acts.any(-1, keepdim=True) | ~alive.any(-1, keepdim=True) if as_one else acts | ~alive
     unsettled = unsettled_turns(terminated, terminated | cut, mask, told)
     return turn_values(reward, value_t, value_tp1, terminated, cut, c.gamma, mask), mask & ~unsettled

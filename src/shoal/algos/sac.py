@@ -33,6 +33,7 @@ their commands: `benchmarks/scores.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ from shoal.nets.layers import NetConfig
 from shoal.ops import losses, values
 from shoal.ops.distributions import Choice, TanhNormal
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, EnvSpec
+from shoal.spec import Batch, Box, EnvSpec, UserError
 
 LOW, HIGH = -5.0, 2.0  # what the logarithm of a deviation is held between
 
@@ -87,7 +88,12 @@ class SAC(ActorCritic):
         device: str | torch.device = "cpu",
     ):
         super().__init__(spec, groups, config, net, generator, device)
-        c = config
+        c, share = config, not isinstance(self.space, Box)
+        if share and c.target_entropy is not None and not 0 <= c.target_entropy <= 1:
+            raise UserError(
+                f"--algo.target-entropy is {c.target_entropy:g}: for the {self.space.kind} actions of {', '.join(groups)} it is "
+                "a share of the most there can be, from 0 to 1."
+            )
         self.noise = self.width
         self.weights = Weights(self.n, c.alpha).to(device)
         critics = c.lr_critic or c.lr
@@ -152,7 +158,7 @@ class SAC(ActorCritic):
             return self.width * (-1.0 if asked is None else asked)
         share = 0.2 if asked is None else asked
         if legal is None:
-            return share * float(torch.tensor(self.space.sizes, dtype=torch.float64).log().sum())
+            return share * sum(math.log(n) for n in self.space.sizes)
         return share * sum(x.sum(-1).float().log() for x in legal.split(self.space.sizes, -1))
 
     def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> None:

@@ -23,8 +23,8 @@ def one_hot(action: Tensor, space: Choices) -> Tensor:
 
 
 def as_vector(action: Tensor, space: Space) -> Tensor:
-    """An action as critics take it, [..., A]: one-hot where it is a choice, else its numbers."""
-    return action if isinstance(space, Box) else one_hot(action, space)
+    """An action as critics take it, [..., A]: one-hot where it is a choice, else its numbers, as the world takes them."""
+    return action.clamp(-1, 1) if isinstance(space, Box) else one_hot(action, space)
 
 
 def best(q: Tensor, space: Choices, legal: Tensor | None = None) -> Tensor:

@@ -104,7 +104,8 @@ def _make(
 def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device) -> Algorithm:
     """Who played these groups of a run; it may have been made for more than it played."""
     player = run.settings.players[groups[0]]
-    spec = dataclasses.replace(spec, common=player.get("common", spec.common))
+    alike = spec.common or run.settings.run.get("reward", "own") != "own"
+    spec = dataclasses.replace(spec, common=player.get("common", alike))  # as it was paid then
     settings = Settings(player["id"], run.settings.env, players=dict.fromkeys(player.get("bound", groups), player))
     algorithm = _make(find("algos", player["id"]), settings, spec, tuple(player.get("bound", groups)), 0, device)
     algorithm.learns, algorithm.groups = player["learns"], groups  # type: ignore[misc]
