@@ -82,3 +82,21 @@ def test_a_share_of_entropy_that_cannot_be_is_refused(asked):
     ):
         learner(spec, "agents", SAC, target_entropy=asked)
     assert learner(spec, "agents", SAC, target_entropy=1.0)._goal(None) == math.log(3)
+
+
+@pytest.mark.parametrize(
+    ("start", "kept"), [([False, False], True), ([True, False], True), ([False, True], True), ([True, True], False)]
+)
+def test_one_critics_memory_outlives_late_arrivals_and_ends_with_the_episode(start, kept):
+    """Memory of those who start was zeroed before; the other copy is the same, and goes on."""
+    spec = EnvSpec((side("agents", 2),), common=True)
+    a = DDPG(spec, ("agents",), DDPG.Config(critic="world"), NetConfig(memory="gru", memory_width=3), torch.Generator())
+    memory, start = a.memory(1, torch.device("cpu")), torch.tensor([start])
+    for x in memory["agents"]["critic"]["0"].values():
+        x.copy_(torch.full_like(x, 0.7).masked_fill(start[..., None], 0))
+    there = torch.ones(1, 2, dtype=torch.bool)
+    frame = Frame({"agents": View(torch.tensor([[[0.3], [-0.6]]]), there, there, start)})
+    _, after, _ = a.act(frame, memory, {"agents": torch.full((1, 2, a.noise), 0.5)}, True)
+    before = {k: torch.full((1, 1, 3), 0.7 if kept else 0.0) for k in memory["agents"]["critic"]["0"]}
+    expected = a.critics[0].see(a.sight.seen(frame, 1), before)[1]["hidden"]
+    torch.testing.assert_close(after["agents"]["critic"]["0"]["hidden"], expected.expand(1, 2, 3))
