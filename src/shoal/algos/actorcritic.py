@@ -275,7 +275,7 @@ class ActorCritic(Algorithm, ABC):
         actions = self.joined(later.actions.__getitem__, 2)
         each = []
         for k, judge in enumerate(self.critics):
-            q = judge(self._features(judge, k, batch)[0], beside)
+            q = judge(self._features(judge, k, batch), beside)
             each.append(values.taken(q, actions, self.space) if self.lists else q[..., 0])  # type: ignore[arg-type]
         q_t = torch.stack(each)[:, : self.chunk]  # [K, T, B, N]; what follows was there for its rewards
         loss = losses.value_error(q_t, target.expand_as(q_t), c.huber).sum(0)
@@ -297,10 +297,10 @@ class ActorCritic(Algorithm, ABC):
         """The actor's step."""
         with torch.no_grad():
             critics = list(self.critics)[: self.heard]
-            features = [self._features(judge, k, batch)[0] for k, judge in enumerate(critics)]
+            features = [self._features(judge, k, batch) for k, judge in enumerate(critics)]
             now = self.config.others == "policy"
             ask = {g: self._asked(batch, later, g, noise["now"], True) for g in self.others if now}
-        params, _ = self._unroll(self.actor, batch)
+        params, mask = self._params(self.actor, batch), self.mask(later)
 
         def worth(action: Tensor) -> Tensor:
             mine = self._all_said(later.frame, self.parted(action, 2))
@@ -312,13 +312,11 @@ class ActorCritic(Algorithm, ABC):
             q = q if self.lists else q[..., 0]
             if not at_once:
                 return q
-            active = self.mask(later)  # each of them hears it, and has its own share of the slope
-            heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
-            return q.detach() + (q - q.detach()) / heads
+            heads = self.n if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+            return q.detach() + (q - q.detach()) / heads  # each of them hears it, and has its own share of the slope
 
         with self.critic_optimiser.frozen():
             loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
-        mask = self.mask(later)
         loss, mask = (loss - q)[: self.chunk], None if mask is None else mask[: self.chunk]
         count = loss.numel() if mask is None else mask.sum()
         keep = due if mask is None else mask.any() if due is None else mask.any() & due
@@ -351,7 +349,7 @@ class ActorCritic(Algorithm, ABC):
         """[T, B, N] what the next moments are worth to the target critics; or the present ones, where agents wait for turns."""
         frame = later.frame if now else later.next
         view = self._views(frame, 2)
-        params, _ = self._unroll(self.next_actor, batch, not now)
+        params = self._params(self.next_actor, batch, not now)
         action, told = self.next_action(params, view["legal"], noise["following"][self.burn_in :])
         said = self._all_said(frame, self.parted(action, 2))
         for g in self.others:
@@ -359,7 +357,7 @@ class ActorCritic(Algorithm, ABC):
             said[g] = self._said(frame, g, did) if now else self._asked(batch, later, g, noise["next"], False)
         own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
-        q = [judge(self._features(judge, k, batch, not now)[0], beside) for k, judge in enumerate(targets)]
+        q = [judge(self._features(judge, k, batch, not now), beside) for k, judge in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
         there = None
         if self.uneven:
@@ -397,41 +395,35 @@ class ActorCritic(Algorithm, ABC):
         every = torch.cat([(mine[g] if g in mine else said[g]).flatten(-2) for g in self.around], -1)[..., None, :]
         return every if self.as_one and not each else every.where(self.own, rest)
 
-    def _unroll(self, net: Net, batch: Batch, following: bool = False) -> tuple[Tensor, Any]:
-        """What an actor puts out in the moments after the burn-in, or in the next ones."""
-        obs = self.sight.obs(batch.next if following else batch.frame, 2)
+    def _params(self, actor: Net, batch: Batch, following: bool = False) -> Tensor:
+        """What an actor puts out after the burn-in, or in the moments that follow."""
+        return self._look(actor, batch, lambda frame: self.sight.obs(frame, 2), "actor", following)
+
+    def _features(self, judge: Any, k: int, batch: Batch, following: bool = False) -> Tensor:
+        """What a critic makes of what it sees after the burn-in, or in the moments that follow."""
+        return self._look(judge.see, batch, self.sight.seen, str(k), following)
+
+    def _look(self, net: Callable[..., Any], batch: Batch, see: Callable[[Frame], Any], whose: str, following: bool) -> Tensor:
+        """What a net says; with memory from that held before the batch, and of what follows a step from that after each."""
         if not self.recurrent:
-            return net(obs)
-        out, after = self._over(net, batch, self.sight.obs(batch.frame, 2), "actor")
-        then = tree_map(lambda x: x[self.burn_in :], obs)
-        return (out, after) if not following else net(then, *self._then(batch, after))
+            return net(see(batch.next if following else batch.frame))[0]
+        actor, after_all = whose == "actor", recall.later(batch, self.burn_in).next
 
-    def _features(self, judge: Any, k: int, batch: Batch, following: bool = False) -> tuple[Tensor, Any]:
-        """What a critic makes of what it sees, after the burn-in, or in the next moments."""
-        seen = self.sight.seen(batch.next if following else batch.frame)
-        if not self.recurrent:
-            return judge.see(seen)
-        out, after = self._over(judge.see, batch, self.sight.seen(batch.frame), str(k))
-        then = tree_map(lambda x: x[self.burn_in :], seen)
-        return (out, after) if not following else judge.see(then, *self._then(batch, after, True))
+        def moment(frame: Frame) -> tuple[Tensor, Tensor | None]:
+            """Where memory begins, and whose goes on: that of those who are gone by then as well."""
+            view = self._views(frame, 2)
+            if self.as_one and not actor:
+                return self._begins(view), None
+            return view["start"], self._moves(view["acts"] if frame is batch.frame else view["acts"] | ~view["alive"])
 
-    def _over(self, net: Callable[..., Any], batch: Batch, x: Any, whose: str) -> tuple[Tensor, Any]:
-        """A net with memory over a batch, from the memory that was held before it."""
-        state = self.joined(lambda g: batch.memory[g]["actor"] if whose == "actor" else batch.memory[g]["critic"][whose], 1)
-        view = self._views(batch.frame, 2)
-        start, moves = view["start"], self._moves(view["acts"])
-        if whose != "actor" and self.as_one:
-            state, start, moves = tree_map(lambda x: x[..., :1, :], state), self._begins(view), None
-        return recall.unrolled(net, self.burn_in, x, state, start, moves)
-
-    def _then(self, batch: Batch, after: Any, judged: bool = False) -> tuple[Any, None, Tensor | None]:
-        """The memory before the next moments, and whose goes on."""
-        view = self._views(recall.later(batch, self.burn_in).next, 2)
-        start, moves = view["start"], self._moves(view["acts"] | ~view["alive"])
-        if judged and self.as_one:
-            start, moves = self._begins(view), None
-        state = tree_map(torch.detach, after)
-        return where_rows(start, tree_map(torch.zeros_like, state), state), None, moves
+        state = self.joined(lambda g: batch.memory[g]["actor"] if actor else batch.memory[g]["critic"][whose], 1)
+        state = tree_map(lambda x: x[..., :1, :], state) if self.as_one and not actor else state
+        out, after = recall.unrolled(net, self.burn_in, see(batch.frame), state, *moment(batch.frame))
+        if not following:
+            return out
+        start, moves = moment(after_all)
+        after = tree_map(torch.detach, after)
+        return net(see(after_all), where_rows(start, tree_map(torch.zeros_like, after), after), None, moves)[0]
 
     def _reward(self, batch: Batch) -> Tensor:
         reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
