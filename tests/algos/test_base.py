@@ -317,7 +317,7 @@ def test_target_actions_continuous_and_without_gradient() -> None:
     obs = torch.tensor([[[[0.25, -0.5], [1.0, 2.0]]]], requires_grad=True)
     algorithm = fake(EnvSpec((group(action=Box((-1.0, -1.0), (1.0, 1.0))),)), choose=staticmethod(lambda x: x * 2))
     out = algorithm.target_actions(batch_of(observed(obs), (1, 1)), "agents")
-    assert out.tolist() == [[[[0.5, -1.0], [2.0, 4.0]]]]
+    assert out.tolist() == [[[[0.5, -1.0], [1.0, 1.0]]]]  # as the world takes them: clipped
     assert not out.requires_grad
 
 

@@ -98,4 +98,6 @@ def test_actions_as_critics_take_them() -> None:
     assert as_vector(torch.tensor([[2, 0]]), Discrete(3)).tolist() == [[[0.0, 0, 1], [1, 0, 0]]]
     assert as_vector(torch.tensor([[2, 0], [1, 1]]), THREE_TWO).tolist() == [[0.0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
     numbers = torch.tensor([[0.25, -1.0], [0.5, 1.0]], requires_grad=True)
-    assert as_vector(numbers, Box((-3.0, 0.0), (3.0, 9.0))) is numbers  # in the policy's units, and differentiable
+    told = as_vector(numbers * 2, Box((-3.0, 0.0), (3.0, 9.0)))
+    assert told.tolist() == [[0.5, -1.0], [1.0, 1.0]]  # in the policy's units, clipped as on the way to the world
+    assert told.requires_grad
