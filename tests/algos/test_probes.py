@@ -136,7 +136,9 @@ KINDS = {catalog("algos")[algo].cls: algo for algo in reversed(learners())}  # t
 @pytest.mark.parametrize(("algo", "memory"), [*((a, "gru") for a in learners()), *((a, "lstm") for a in KINDS.values())])
 def test_what_was_seen_long_ago_is_remembered(algo, memory):
     """Two agents with signs of their own; without memory it is a coin's toss, see above."""
-    train(algo, "probe_memory", {"n": 2}, check, net={"memory": memory})
+    short = {"chunk": 8, "burn_in": 1, "batch": 64}  # two episodes, and little to wait for
+    replays = "burn_in" in {f.name for f in dataclasses.fields(catalog("algos")[algo].load().Config)}
+    train(algo, "probe_memory", {"n": 2}, check, net={"memory": memory}, more=short if replays else None)
 
 
 @pytest.mark.parametrize(("env", "config", "net"), VARIANTS, ids=VARIANT_IDS)
