@@ -391,8 +391,9 @@ def test_closing_leaves_no_process_and_a_closed_world_can_begin_again(toy):
 @pytest.mark.parametrize(("how", "start"), [("SIGKILL", "fork"), ("SIGINT", "fork"), ("SIGTERM", "fork"), ("SIGKILL", "spawn")])
 def test_no_worker_outlives_its_parent(toy, tmp_path, how, start):
     code = f"""
-        import shoal, torch, time
+        import shoal, signal, torch, time
         if __name__ == "__main__":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
             env = shoal.make({toy!r}, rows=4, workers=2, start={start!r})
             env.reset(torch.rand(4, 2))
             print(*[w.process.pid for w in env.crew.workers], flush=True)
