@@ -239,16 +239,14 @@ class ActorCritic(Algorithm, ABC):
 
     def witness(self, batch: Batch) -> None:
         self.sight.update(batch.frame)
-        if self.reward_norm is not None:
-            there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None
-            self.reward_norm.update(self.joined(batch.paid.__getitem__, 2), there)
+        recall.weigh(self, batch)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         later, noise = recall.later(batch, self.burn_in), self._noise(batch)
         said = {g: self._said(later.frame, g, values.as_vector(later.actions[g], self.spec[g].action)) for g in self.around}
         with torch.no_grad():
             value_t = self._worth(batch, later, noise, True) if self.spec.turns else None
-            reward = self._reward(later)
+            reward = recall.reward(self, later)
             target, mask = recall.targets(self, later, reward, self._worth(batch, later, noise, False), value_t, self.as_one)
         told = self._judge(batch, later, said, target[: self.chunk], None if mask is None else mask[: self.chunk])
         told |= self._in_time(lambda keep: self._improve(batch, later, said, noise, keep))
@@ -424,10 +422,6 @@ class ActorCritic(Algorithm, ABC):
         start, moves = moment(after_all)
         after = tree_map(torch.detach, after)
         return net(see(after_all), where_rows(start, tree_map(torch.zeros_like, after), after), None, moves)[0]
-
-    def _reward(self, batch: Batch) -> Tensor:
-        reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
-        return reward if self.reward_norm is None else self.reward_norm.divide(reward)
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory, beside what the others would do."""

@@ -155,9 +155,9 @@ class Algorithm(nn.Module, ABC):
             steps = []
             for t in range(len(batch.over)):
                 frame, following, u = tree_map(lambda x: x[t], (batch.frame, batch.next, noise))  # noqa: B023
-                actions, memory, _ = self.would(frame, self._begun(frame, memory), u, not now)
+                actions, memory, _ = self.would(frame, begun(frame, memory), u, not now)
                 if not now:
-                    actions, _, _ = self.would(following, self._begun(following, memory), u, True)
+                    actions, _, _ = self.would(following, begun(following, memory), u, True)
                 steps.append(actions[group])
             chosen = torch.stack(steps)
         return as_vector(chosen, self.spec[group].action)
@@ -167,10 +167,6 @@ class Algorithm(nn.Module, ABC):
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         """As `act`, without exploring; `target`: by target nets, where there are some."""
         return self.act(frame, memory, noise, False)
-
-    def _begun(self, frame: Frame, memory: dict[str, Any]) -> dict[str, Any]:
-        """Memory is zero where an agent starts."""
-        return {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) for g, m in memory.items()}
 
     # --- several groups as one: agents are a dimension ---
 
@@ -192,6 +188,11 @@ class Algorithm(nn.Module, ABC):
     def mask(self, batch: Batch) -> Tensor | None:
         """[T, B, N] who is in losses and statistics; none where everybody always is."""
         return self.joined(lambda g: batch.frame[g].acts, 2) if self.uneven else None
+
+
+def begun(frame: Frame, memory: dict[str, Any]) -> dict[str, Any]:
+    """Memory is zero where an agent starts."""
+    return {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) for g, m in memory.items()}
 
 
 def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:

@@ -195,9 +195,7 @@ class DDQN(Algorithm):
     def witness(self, batch: Batch) -> None:
         for g in self.groups:
             self._sight(g).update(batch.frame)
-        if self.reward_norm is not None:
-            there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None
-            self.reward_norm.update(self.joined(batch.paid.__getitem__, 2), there)
+        recall.weigh(self, batch)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         c, weight = self.config, batch.weight
@@ -210,7 +208,7 @@ class DDQN(Algorithm):
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
             q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
-            target, mask = recall.targets(self, later, self._reward(later), q_tp1, value_t, self.unit == "team")
+            target, mask = recall.targets(self, later, recall.reward(self, later), q_tp1, value_t, self.unit == "team")
         q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
         mask = None if mask is None else mask[: self.chunk]
         loss = losses.value_error(q_t, target, c.huber)
@@ -267,10 +265,6 @@ class DDQN(Algorithm):
             return net(obs, noise=noise)
         look = partial(net, noise=noise)
         return recall.unrolled(look, self.burn_in, obs, batch.memory[g], view.start, self._moves(view.acts))
-
-    def _reward(self, batch: Batch) -> Tensor:
-        reward = self.joined(batch.paid.__getitem__, 2) * self.config.reward_scale
-        return reward if self.reward_norm is None else self.reward_norm.divide(reward)
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""

@@ -94,6 +94,19 @@ def unrolled(net: Callable[..., tuple[Any, Any]], burn_in: int, x: Any, state: A
     return net(x, state, *moment)
 
 
+def weigh(owner: Any, batch: Batch) -> None:
+    """Let the statistics of rewards move by what was collected."""
+    if owner.reward_norm is not None:
+        there = owner.joined(lambda g: batch.frame[g].alive, 2) if owner.uneven else None
+        owner.reward_norm.update(owner.joined(batch.paid.__getitem__, 2), there)
+
+
+def reward(owner: Any, batch: Batch) -> Tensor:
+    """[T, B, N] what is learnt from of what was paid."""
+    paid = owner.joined(batch.paid.__getitem__, 2) * owner.config.reward_scale
+    return paid if owner.reward_norm is None else owner.reward_norm.divide(paid)
+
+
 def goes_on(owner: Algorithm, batch: Batch) -> Tensor:
     """[T, B, N] who has a next moment that may be worth something."""
     there = owner.joined(lambda g: batch.frame[g].alive | batch.next[g].alive, 2)

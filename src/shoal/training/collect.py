@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm
+from shoal.algos.base import Algorithm, begun
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space, tree_leaves, tree_map, where_rows
+from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space, tree_leaves, tree_map
 from shoal.training.tally import Tally
 
 
@@ -40,7 +40,7 @@ class Players:
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        fresh = {g: where_rows(frame[g].start, tree_map(torch.zeros_like, m), m) for g, m in memory.items()}
+        fresh = begun(frame, memory)
         actions: dict[str, Tensor] = {}
         after: dict[str, Any] = {}
         extras: dict[str, dict[str, Tensor]] = {}
