@@ -7,7 +7,8 @@ dimensions, `S` state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -187,11 +188,15 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         return {k: tree_map(f, v, *(r[k] for r in rest)) for k, v in tree.items()}
     if isinstance(tree, tuple | list):
         return type(tree)(tree_map(f, v, *(r[i] for r in rest)) for i, v in enumerate(tree))
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(
-            tree, **{x.name: tree_map(f, getattr(tree, x.name), *(getattr(r, x.name) for r in rest)) for x in fields(tree)}
-        )
+    names = _fields(type(tree))  # type: ignore[arg-type]
+    if names is not None:
+        return type(tree)(*[tree_map(f, getattr(tree, k), *(getattr(r, k) for r in rest)) for k in names])
     return f(tree, *rest)
+
+
+@cache
+def _fields(cls: type) -> tuple[str, ...] | None:
+    return tuple(x.name for x in fields(cls)) if is_dataclass(cls) else None
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from shoal.cli import main
-from shoal.spec import UserError
 from shoal.tools.bench import EnvBench, TrainBench, bench_env, bench_train, trainer
 
 FAST: dict[str, Any] = {"seconds": 0.01, "repeats": 2, "device": "cpu"}
@@ -43,9 +42,11 @@ def test_an_update_learns_from_one_rollout_and_steps_no_world() -> None:
     assert loop.learners[0].actor_optimiser.steps == weights + 1
 
 
-def test_graphs_on_the_cpu_are_refused() -> None:
-    with pytest.raises(UserError, match="--compile graph needs a CUDA device"):
-        bench_env("simple_spread", EnvBench(**FAST, compile="graph"))
+def test_recorded_updates_on_the_cpu_are_compared_with_plain_ones() -> None:
+    options = TrainBench(**FAST, rows=4, rollout=5, batch=16, compile="graph")
+    result = bench_train("ddqn", "probe_copy", options, "update")
+    assert list(result.rates) == ["shoal, ddqn, graph", "shoal, ddqn, off"]
+    assert result.base == "shoal, ddqn, off"
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

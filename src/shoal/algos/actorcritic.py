@@ -37,6 +37,10 @@ from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, tree_map, where_ro
 Told = Any  # what `next_action` keeps for `next_value`
 
 
+def stacked(xs: list[Tensor]) -> Tensor:
+    return xs[0][None] if len(xs) == 1 else torch.stack(xs)  # of one without a copy
+
+
 class ActorCritic(Algorithm, ABC):
     @dataclass(frozen=True)
     class Config(Experience):
@@ -61,6 +65,7 @@ class ActorCritic(Algorithm, ABC):
     held_names: ClassVar[tuple[str, ...]] = ("loss_actor", "grad_norm_actor")  # metrics of the actor's step
     heard: ClassVar[int | None] = None  # how many of the critics the actor climbs; none: all
     lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
+    due: bool | None = None  # whether the actor moves in this update; none: nobody knows
     wild: Tensor
     own: Tensor
     held: Tensor
@@ -242,25 +247,35 @@ class ActorCritic(Algorithm, ABC):
         recall.weigh(self, batch)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
+        with self.sight.once():
+            return self._update(batch)
+
+    def _update(self, batch: Batch) -> dict[str, Tensor]:
         later, noise = recall.later(batch, self.burn_in), self._noise(batch)
         said = {g: self._said(later.frame, g, values.as_vector(later.actions[g], self.spec[g].action)) for g in self.around}
         with torch.no_grad():
             value_t = self._worth(batch, later, noise, True) if self.spec.turns else None
             reward = recall.reward(self, later)
             target, mask = recall.targets(self, later, reward, self._worth(batch, later, noise, False), value_t, self.as_one)
-        told = self._judge(batch, later, said, target[: self.chunk], None if mask is None else mask[: self.chunk])
+        told = self._judge(batch, later, said, self._learnt(target), None if mask is None else self._learnt(mask))
         told |= self._in_time(lambda keep: self._improve(batch, later, said, noise, keep))
         self.target.follow()
         rates = {"actor": self.actor_optimiser.rate, "critic": self.critic_optimiser.rate}
         return {**told, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
 
+    def look(self) -> int:
+        if self.config.delay == 1 or self.target.updates.is_cuda:
+            return 0
+        self.due = bool((self.target.updates + 1) % self.config.delay == 0)
+        return 1 + self.due
+
     def _in_time(self, improve: Callable[[Tensor | None], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The actor's step, once in `delay` updates; in between its metrics stay what they were. Where it costs nothing to look
+        """The actor's step, once in `delay` updates; in between its metrics stay what they were. Where somebody has looked
         whether it is due, nothing is computed in vain."""
         if self.config.delay == 1:
             return improve(None)
         due = (self.target.updates + 1) % self.config.delay == 0
-        if due.is_cuda or due:
+        if self.due is not False:
             told = improve(due)
             self.held.copy_(torch.stack([told[k] for k in self.held_names]).where(due, self.held))
         return dict(zip(self.held_names, self.held.clone().unbind(), strict=True))
@@ -274,17 +289,18 @@ class ActorCritic(Algorithm, ABC):
         each = []
         for k, judge in enumerate(self.critics):
             q = judge(self._features(judge, k, batch), beside)
-            each.append(values.taken(q, actions, self.space) if self.lists else q[..., 0])  # type: ignore[arg-type]
-        q_t = torch.stack(each)[:, : self.chunk]  # [K, T, B, N]; what follows was there for its rewards
-        loss = losses.value_error(q_t, target.expand_as(q_t), c.huber).sum(0)
-        loss = loss if batch.weight is None else loss * batch.weight[:, None]
-        count = loss.numel() if mask is None else mask.sum()
-        norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
-        error, q_t = (target - q_t.detach()).abs().mean(0), q_t.detach().mean(0)
+            each.append(values.taken(q, actions, self.space) if self.lists else q.squeeze(-1))  # type: ignore[arg-type]
+        q_t = self._learnt(stacked(each), 1)  # [K, T, B, N]
+        weight = None if batch.weight is None else batch.weight[:, None]
+        loss, mean = losses.value(q_t, None, target, mask, None, c.huber, weight, self.fused)
+        count = target.numel() if mask is None else mask.sum()
+        norm = self.critic_optimiser.descend(loss, count, None if mask is None else mask.any())
+        q_t = q_t.detach()
+        error = (target - q_t).abs().mean(0)
         return {
-            "loss_critic": losses.masked_mean(loss.detach(), mask),
+            "loss_critic": mean["value_loss"] * len(q_t),
             "td_error": losses.masked_mean(error, mask),
-            "predictQ": losses.masked_mean(q_t, mask),
+            "predictQ": losses.masked_mean(q_t.mean(0), mask),
             "grad_norm_critic": norm,
             **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
         }
@@ -306,8 +322,8 @@ class ActorCritic(Algorithm, ABC):
             at_once = self.as_one and now  # the slope along all actions is that along each, the others' held: one pass does
             own = self.joined(mine.__getitem__, 2) if at_once else action
             beside = self._beside(own, {**said, **ask, **taken}, each=not at_once)
-            q = torch.stack([judge(f, beside) for f, judge in zip(features, critics, strict=True)])
-            q = q if self.lists else q[..., 0]
+            q = stacked([judge(f, beside) for f, judge in zip(features, critics, strict=True)])
+            q = q if self.lists else q.squeeze(-1)
             if not at_once:
                 return q
             heads = self.n if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
@@ -315,17 +331,21 @@ class ActorCritic(Algorithm, ABC):
 
         with self.critic_optimiser.frozen():
             loss, q, told = self.improve(params, self._views(later.frame, 2)["legal"], noise["own"][self.burn_in :], worth)
-        loss, mask = (loss - q)[: self.chunk], None if mask is None else mask[: self.chunk]
+        loss, mask = self._learnt(loss - q), None if mask is None else self._learnt(mask)
         count = loss.numel() if mask is None else mask.sum()
         keep = due if mask is None else mask.any() if due is None else mask.any() & due
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
-        told = {k: x.detach()[: self.chunk] for k, x in told.items()}
+        told = {k: self._learnt(x.detach()) for k, x in told.items()}
         self.temper(told, mask, keep)
         return {
             "loss_actor": losses.masked_mean(loss.detach(), mask),
             **{k: losses.masked_mean(x, mask) for k, x in told.items()},
             "grad_norm_actor": norm,
         }
+
+    def _learnt(self, x: Tensor, at: int = 0) -> Tensor:
+        """Of steps after the burn-in those that are learnt from: what follows is there for its rewards."""
+        return x if x.shape[at] == self.chunk else x.narrow(at, 0, self.chunk)
 
     def _noise(self, batch: Batch) -> dict[str, Any]:
         """Uniform numbers [T, B, N, K]: for the actor's own loss, for its next actions, and for peers in both."""
@@ -356,7 +376,7 @@ class ActorCritic(Algorithm, ABC):
         own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now), beside) for k, judge in enumerate(targets)]
-        lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
+        lowest = stacked(q).amin(0) if len(q) > 1 else q[0]
         there = None
         if self.uneven:
             ended = self.joined(lambda g: later.pays[g].terminated, 2)
@@ -386,12 +406,20 @@ class ActorCritic(Algorithm, ABC):
         apart, [..., N, W]; a critic that judges for all can be told all at once, [..., 1, W]."""
         if not self.central:
             return own[..., :0] if self.lists else own
-        rest = torch.cat([said[g].flatten(-2) for g in self.around], -1)[..., None, :]
+        rest = self._end_to_end(said)
         if self.lists:
             return torch.where(self.own, 0, rest)
         mine = self.parted(own, own.dim() - 2)
-        every = torch.cat([(mine[g] if g in mine else said[g]).flatten(-2) for g in self.around], -1)[..., None, :]
-        return every if self.as_one and not each else every.where(self.own, rest)
+        same = all(said[g] is x for g, x in mine.items())
+        every = rest if same else self._end_to_end({**said, **mine})
+        if self.as_one and not each:
+            return every
+        return every.expand(*every.shape[:-2], *self.own.shape) if same else every.where(self.own, rest)
+
+    def _end_to_end(self, said: dict[str, Tensor]) -> Tensor:
+        """[..., 1, W]"""
+        parts = [said[g].flatten(-2) for g in self.around]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1))[..., None, :]
 
     def _params(self, actor: Net, batch: Batch, following: bool = False) -> Tensor:
         """What an actor puts out after the burn-in, or in the moments that follow."""

@@ -128,6 +128,10 @@ class Algorithm(nn.Module, ABC):
         """Set what is scheduled."""
         return None
 
+    def look(self) -> int:
+        """Asked before an update where tensors can be looked at: which kind of update it will be, if there are several."""
+        return 0
+
     def witness(self, batch: Batch) -> None:
         """What was collected just now, for those who learn from a replay: their statistics move here."""
         return None
@@ -340,12 +344,12 @@ class Target(nn.Module):
     @torch.no_grad()
     def follow(self) -> None:
         self.updates += 1
-        moves = self.updates % self.every == 0
-        self._flat[0].lerp_(self._ahead[0], moves * self.tau)
+        moves = None if self.every == 1 else self.updates % self.every == 0  # none: always
+        self._flat[0].lerp_(self._ahead[0], self.tau if moves is None else moves * self.tau)
         for mine, theirs in self._pairs:
-            mine.copy_(theirs.where(moves, mine))
+            mine.copy_(theirs if moves is None else theirs.where(moves, mine))
 
     @torch.no_grad()
     def lag(self) -> Tensor:
         """How far behind it is: the norm of the difference over that of the weights."""
-        return (self._ahead[0] - self._flat[0]).norm() / self._ahead[0].norm().clamp(min=1e-8)
+        return torch.dist(self._ahead[0], self._flat[0]) / (self._ahead[0].norm() + 1e-8)

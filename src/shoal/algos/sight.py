@@ -10,7 +10,8 @@ follows in the net. Statistics are saved with the weights, and move when they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -112,6 +113,7 @@ class Sight(nn.Module):
         )
         state_size = spec.state if normalise and self.state_seen and not self.crowd else None
         self.state_norm = make(state_size) if state_size else None
+        self._made: dict[tuple[str, int], tuple[Any, Any]] | None = None
 
     # --- nets that fit ---
 
@@ -144,8 +146,28 @@ class Sight(nn.Module):
 
     # --- seeing ---
 
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Meanwhile nothing is prepared twice: statistics and frames are to stay as they are."""
+        self._made = {}
+        try:
+            yield
+        finally:
+            self._made = None
+
+    def _once(self, what: str, of: Any, make: Callable[[], Any]) -> Any:
+        if self._made is None:
+            return make()
+        key = what, id(of)
+        if key not in self._made:
+            self._made[key] = of, make()  # held, so that nothing else comes to have its id
+        return self._made[key][1]
+
     def prepared(self, obs: Any, group: Group) -> Any:
         """[..., N, *O] -> float [..., N, width], normalised; images stay as they are, beside it."""
+        return self._once("obs", obs, lambda: self._normalised(obs, group))
+
+    def _normalised(self, obs: Any, group: Group) -> Any:
         vector, images = parts_of(obs, group)
         if vector is not None and group.name in self.norms:
             vector = cast(Running, self.norms[group.name]).normalise(vector, CLIP)
@@ -155,12 +177,13 @@ class Sight(nn.Module):
 
     def obs(self, frame: Frame, agents_at: int) -> Any:
         """What the actor sees: [..., N, *]."""
-        return self.joined(lambda g: self._prepared(frame[g], self.spec[g]), agents_at)
+        return self._once("actor", frame, lambda: self.joined(lambda g: self._prepared(frame[g], self.spec[g]), agents_at))
 
     def seen(self, frame: Frame, agents_at: int = 2) -> Any:
         """What the critic sees: [..., N, *], or [..., S] where it is central, or what its encoder joins."""
-        if not self.central:
-            return self.obs(frame, agents_at)
+        return self._once("critic", frame, lambda: self._seen(frame, agents_at)) if self.central else self.obs(frame, agents_at)
+
+    def _seen(self, frame: Frame, agents_at: int) -> Any:
         if self.whole:
             views = {g.name: (g, frame[g.name]) for g in self.around}
             return {k: (self._prepared(v, g), v.alive if g.mortal else None) for k, (g, v) in views.items()}

@@ -99,12 +99,13 @@ class Records:
         return self.unpacked(flat)
 
     def unpacked(self, flat: dict[torch.dtype, Tensor]) -> Any:
+        parts = {d: iter(x.split([leaf.width for leaf in self.leaves if leaf.dtype == d], -1)) for d, x in flat.items()}
         leaves = iter(self.leaves)
 
         def view(_: Tensor) -> Tensor:
             leaf = next(leaves)
-            part = flat[leaf.dtype][..., leaf.start : leaf.start + leaf.width]
-            return part.reshape(*part.shape[:-1], *leaf.shape)
+            part = next(parts[leaf.dtype])
+            return part if len(leaf.shape) == 1 else part.unflatten(-1, leaf.shape) if leaf.shape else part[..., 0]
 
         return tree_map(view, self.tree)
 

@@ -177,8 +177,9 @@ class TanhNormal(Normal):
 
         log pi(a) = log N(u) - sum log(1 - tanh(u)^2) = log N(u) - sum 2 (log 2 - u - softplus(-2 u))
         """
-        u = super().sample(noise)
-        return u.tanh(), super().log_prob(u) - 2 * (LOG_2 - u - softplus(-2 * u)).sum(-1)
+        e = torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+        u = self.mean + self.log_std.exp() * e
+        return u.tanh(), -(0.5 * e.square() + self.log_std + 0.5 * LOG_2PI + 2 * (LOG_2 - u - softplus(-2 * u))).sum(-1)
 
     def mode(self) -> Tensor:
         return self.mean.tanh()

@@ -27,8 +27,9 @@ import ctypes
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -44,8 +45,38 @@ PIECE, MOST_PIECES = 2048, 64  # samples from which on a batch is shared out, an
 BLOCK = 64  # samples that go through the layers together: the largest multiple of ROWS and of the agents below it
 
 
-@functools.cache
+_hear: Callable[[Callable[[], Any]], None] | None = None
+
+
+@contextmanager
+def listening(hear: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
+    """Meanwhile `hear` is told of every call of a kernel: call what it is given, and the same is done to the same memory."""
+    global _hear
+    _hear = hear
+    try:
+        yield
+    finally:
+        _hear = None
+
+
+class _Heard:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        kernel = getattr(_library(), name)
+
+        def call(*given: Any) -> None:
+            kernel(*given)
+            assert _hear is not None
+            _hear(functools.partial(kernel, *given))
+
+        return call
+
+
 def _kernels() -> Any:
+    return _library() if _hear is None else _Heard()
+
+
+@functools.cache
+def _library() -> Any:
     flags, processor = native()
     made = library(text(), (*FLAGS, *flags), processor)
     pointer, wide, real = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_double
@@ -67,7 +98,7 @@ def _kernels() -> Any:
 def why_not() -> str | None:
     """Why the kernels cannot be used here: one sentence, or None."""
     try:
-        _kernels()
+        _library()
     except CannotFuse as why:
         return f"Perceptrons are not fused on the CPU: {why}."
     return None
@@ -122,7 +153,7 @@ def _forward(x: Tensor, activation: str, params: tuple[Tensor | None, ...], keep
         plan = _planned(x.shape, shapes, ids, activation)
         room = x.new_empty(plan.forward + (plan.hidden if keep else plan.block))
         at = room.data_ptr()
-        _kernels().mlp_forward(plan.address, keep, x.data_ptr(), pointers, at + 4 * plan.forward, y.data_ptr(), at)
+        _kernels().mlp_forward(plan.shape, keep, x.data_ptr(), pointers, at + 4 * plan.forward, y.data_ptr(), at)
         return plan, pointers, room
 
     return y, _each(piece, list(zip(_pieces(x), _pieces(y), strict=True)))
@@ -150,7 +181,7 @@ class _MLP(torch.autograd.Function):
             room, kept = x.new_empty(plan.backward), hidden.data_ptr() + 4 * plan.forward
             to = None if grad_x is None else grad_x.data_ptr()
             given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr() if learns else None, room.data_ptr()
-            _kernels().mlp_backward(plan.address, *given)
+            _kernels().mlp_backward(plan.shape, *given)
 
         nothing = [None] * len(ctx.made)
         parts = _pieces(x), _pieces(grad.contiguous()), nothing if grad_x is None else _pieces(grad_x), flats
@@ -182,7 +213,28 @@ def _pieces(x: Tensor) -> Sequence[Tensor]:
 
 def _each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     pool = _pool
+    if _hear is not None and len(parts) > 1:
+        return _heard(work, parts)
     return [work(p) for p in parts] if pool is None or len(parts) == 1 else list(pool.map(work, parts))
+
+
+def _heard(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """One after another, and heard of as what can be done at once."""
+    global _hear
+    hear, made = _hear, []
+    groups: list[list[Callable[[], Any]]] = [[] for _ in parts]
+    for part, group in zip(parts, groups, strict=True):
+        _hear = group.append
+        made.append(work(part))
+    _hear = hear
+    assert hear is not None
+    hear(functools.partial(_each, _call, groups))
+    return made
+
+
+def _call(group: list[Callable[[], Any]]) -> None:
+    for kernel in group:
+        kernel()
 
 
 def _forked() -> None:
@@ -196,10 +248,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Plan(NamedTuple):
-    """C's struct shape, which lives as long as this, and its address; and how many numbers there are room for."""
+    """C's struct shape; and how many numbers there are room for."""
 
     shape: Any
-    address: int
     output: tuple[int, ...]  # its shape
     hidden: int  # layers of all samples
     block: int  # hidden layers of a block
@@ -220,9 +271,7 @@ def _planned(x: torch.Size, weights: tuple[torch.Size, ...], ids: int | None, ac
     weight, hidden, widest = sum(a * b for a, b in pairwise(pads)), sum(pads[1:-1]), max(pads)
     forward = weight + sum(pads) + block * (pads[1] + pads[-1])
     backward = 2 * weight + sum(pads) + (ids or 0) * pads[1] + (1 + 2 * block) * widest
-    return _Plan(
-        shape, ctypes.addressof(shape), (*x[:-1], widths[-1]), sets * count * hidden, block * hidden, forward, backward
-    )
+    return _Plan(shape, (*x[:-1], widths[-1]), sets * count * hidden, block * hidden, forward, backward)
 
 
 # --- a choice among few ---

@@ -19,7 +19,8 @@ Choices = Discrete | MultiDiscrete
 def one_hot(action: Tensor, space: Choices) -> Tensor:
     """[...] or [..., D] long -> [..., A]."""
     each = action[..., None] if space.shape == () else action
-    return torch.cat([torch.nn.functional.one_hot(each[..., d], n) for d, n in enumerate(space.sizes)], -1).float()
+    parts = [each[..., d, None] == torch.arange(n, device=action.device) for d, n in enumerate(space.sizes)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).float()
 
 
 def as_vector(action: Tensor, space: Space) -> Tensor:

@@ -45,6 +45,11 @@ class Lesson:
 
     def __call__(self) -> None:
         """One update."""
+        self.algorithm.look()
+        self.teach_once()
+
+    def teach_once(self) -> None:
+        """What of it is on the device."""
         drawn = self.sampler.draw(self.uniform(self.sampler.draws(self.feed.batch)), self.feed.batch)
         batch = batch_of(*self.replay.windows(drawn.slot, drawn.row, self.feed.length))
         batch.weight, batch.filled = drawn.weight, drawn.filled

@@ -44,6 +44,7 @@ from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved
 from shoal.training.tally import Means
+from shoal.training.tape import Taped, ours
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -130,15 +131,17 @@ class Loop:
         mode, cuda = self.config.compile, self.env.device.type == "cuda"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.config.matmul == "tf32"
         torch.backends.cudnn.deterministic = True  # convolutions that add up in any order would not repeat
-        if mode == "graph" and not cuda and not hasattr(self, "folder"):
-            raise UserError("--compile graph needs a CUDA device, and this run is on the CPU: take auto, fused or off.")
         native_world = isinstance(self.env, World)
         if mode != "off" and cuda and native_world:
             self.on_device = Captured(self, self.iteration, partial(setattr, self, "on_device"))
             self.eval_env.hold(self.rollout)  # it takes the same kernels
-        if mode != "off" and cuda:
-            do = self.on_device_lessons  # in place: what cannot be captured puts the plain lesson back here
-            do[:] = [Captured(self, x, partial(do.__setitem__, k), plays=False) for k, x in enumerate(self.lessons)]
+        do = self.on_device_lessons  # what cannot be captured, or recorded, puts the plain lesson back here
+        for k, lesson in enumerate(self.lessons if mode != "off" else ()):
+            instead = partial(do.__setitem__, k)
+            if cuda:
+                do[k] = Captured(self, lesson, instead, plays=False)
+            elif ours(self.players.algorithms if lesson.algorithm.asks else [lesson.algorithm]):
+                do[k] = Taped(lesson, instead, self.remark)
         if mode != "fused":
             return
         reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()

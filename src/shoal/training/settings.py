@@ -35,7 +35,9 @@ class RunConfig:
     seeds: int = 1  # so many runs at once, of this seed and those after it: on CUDA in one process, else in one a core
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
     threads: int | None = None  # CPU threads; none: one, and all cores for what is fused and large
-    compile: Literal["auto", "off", "graph", "fused"] = "auto"  # graph: CUDA graphs; fused: our own kernels too; auto: the most
+    compile: Literal["auto", "off", "graph", "fused"] = (
+        "auto"  # graph: captured or recorded; fused: our own kernels too; auto: the most
+    )
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
@@ -172,7 +174,7 @@ def resolve(settings: Settings, device: str | None = None) -> Resolved:
     return Resolved(settings, run, env_entry, env_config, **made, device=place)
 
 
-def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
+def most_compiled(device: torch.device) -> Literal["graph", "fused"]:
     """The furthest that a machine can go without a word: kernels of our own need a compiler, and on CUDA Triton."""
     if device.type == "cpu":
         from shoal.ops.compiler import CannotFuse, compiler
@@ -180,7 +182,7 @@ def most_compiled(device: torch.device) -> Literal["off", "graph", "fused"]:
         try:
             compiler()
         except CannotFuse:
-            return "off"
+            return "graph"
         return "fused"
     from shoal.ops.triton import why_not
 

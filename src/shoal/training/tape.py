@@ -1,0 +1,160 @@
+"""Updates on the CPU as a tape: recorded once, played again and again. What a CUDA graph is to a GPU (`training/graph.py`).
+
+An update of small nets is some hundreds of tiny operations, and nearly all of its time goes to Python and to autograd between
+them. Their order, shapes and addresses are the same each time, so one update is run under a dispatch mode that writes down
+what reaches the processor: operations below autograd, the backward pass among them, and calls of our own kernels. Playing
+runs these alone, into the tensors that they made when they were recorded. The kernels are those that ran before, on the same
+numbers in the same order: so are the bits.
+
+What is only another view of a tensor need not be done again, nor what reserves memory. Whatever an update decides on the host
+must hold for every play: a tensor that is read out while recording is an error. All that was made is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal.algos.base import Algorithm
+from shoal.ops import native
+from shoal.training.lessons import Lesson
+
+aten = torch.ops.aten
+READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+RESERVES = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
+COPIES = {aten.clone.default, aten._to_copy.default}
+PLACES = {"dtype", "layout", "device", "pin_memory"}  # settings of a result, which is there already
+MOST = 1 << 30  # bytes that a tape may keep
+
+
+class Tape(TorchDispatchMode):
+    """`with tape:` records what is done, once; `tape.play()` does it again. `broken`: why it cannot, in half a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Callable[[], Any]] = []
+        self.reserved: list[Tensor] = []  # that kernels point into
+        self.bytes = 0
+        self.broken: str | None = None
+
+    def __enter__(self) -> Tape:
+        self.listening = native.listening(self.steps.append)
+        self.listening.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.listening.__exit__(*error)
+
+    def play(self) -> None:
+        with torch._C._AutoDispatchBelowAutograd():
+            for step in self.steps:
+                step()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if looks(func, args):
+            self.broken = f"{func} looks at a tensor's numbers"
+        elif self.broken:
+            self.steps.clear()
+        elif func._schema.is_mutable:
+            self.steps.append(partial(func._op, *args, **kwargs))
+        else:
+            self._again(func, args, kwargs, out)
+        return out
+
+    def _again(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Have `out` written anew, unless it is a view of what was given."""
+        given = {x.untyped_storage().data_ptr() for x in tensors((args, kwargs))}
+        made = [x for x in tensors(out) if x.numel() and x.untyped_storage().data_ptr() not in given]
+        self.bytes += sum(x.untyped_storage().nbytes() for x in made)
+        if self.bytes > MOST:
+            self.broken = f"it would keep more than {MOST >> 30} GiB"
+        if not made:
+            return
+        if func in RESERVES:
+            self.reserved += made
+        elif func in COPIES:
+            self.steps.append(partial(aten.copy_.default._op, out, args[0]))
+        elif (into := out_variant(func)) is not None:
+            name, variant, takes = into
+            told = {k: x for k, x in kwargs.items() if k in takes}
+            self.steps.append(partial(variant._op, *args, **told, **{name: out}))
+        else:
+            self.steps.append(partial(renew, func, args, kwargs, out))
+
+
+def looks(func: Any, args: Any) -> bool:
+    """Whether the host comes to know numbers by it, or a shape that follows from them: that of x[x > 0], not of x[places]."""
+    if func.overloadpacket is aten.index:
+        return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    return not READS.isdisjoint(func.tags)
+
+
+def renew(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    for mine, x in zip(tensors(out), tensors(func(*args, **kwargs)), strict=True):
+        mine.copy_(x)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Those in the arguments, or the results, of an operation."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [x for part in tree for x in tensors(part)]
+
+
+@cache
+def out_variant(func: Any) -> tuple[str, Any, set[str]] | None:
+    """The same operation with a tensor to write into: that argument's name, the operation, and what it takes."""
+    schema = func._schema
+    wanted = [(a.name, str(a.type)) for a in schema.arguments]
+    bare = [x for x in wanted if x[0] not in PLACES]
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        outs = [a.name for a in variant._schema.arguments if a.is_out]
+        takes = [(a.name, str(a.type)) for a in variant._schema.arguments if not a.is_out]
+        if len(outs) == 1 == len(schema.returns) and takes in (wanted, bare):
+            return outs[0], variant, {k for k, _ in takes}
+    return None
+
+
+class Taped:
+    """A lesson, played from a tape for each kind of update that it comes to: the first time as it is, the second time recorded.
+    `instead` is called with the lesson, and `remark` with a sentence, where it cannot be."""
+
+    def __init__(self, lesson: Lesson, instead: Callable[[Lesson], None], remark: Callable[[str], None]):
+        self.lesson, self.instead, self.remark = lesson, instead, remark
+        self.tapes: dict[int, Tape | None] = {}  # kind -> none: done once
+
+    def __call__(self) -> None:
+        kind = self.lesson.algorithm.look()
+        if (tape := self.tapes.get(kind)) is not None:
+            return tape.play()
+        if kind not in self.tapes:
+            self.tapes[kind] = None  # what is made lazily is made
+            return self.lesson.teach_once()
+        with Tape() as tape:
+            self.lesson.teach_once()
+        if tape.broken is None:
+            self.tapes[kind] = tape
+        else:
+            self.instead(self.lesson)
+            self.remark(f"Updates cannot be recorded, and run operation by operation: {tape.broken}.")
+
+
+def ours(algorithms: Iterable[Algorithm]) -> bool:
+    """Whether all that an update runs is known to keep to tensors: what users bring may look at anything."""
+    return all(
+        type(a).__module__.startswith("shoal.") and a.net.module is None and getattr(a.config, "normaliser", None) is None
+        for a in algorithms
+    )

@@ -1,0 +1,223 @@
+"""Recorded updates: the same bits as those that run operation by operation, whatever is done between plays."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_graph import ACTS, HOST, PAST, WORKS, assert_beside_a_host_world, assert_equal, make, put, state
+from torch import Tensor
+
+import shoal
+from shoal.algos.ddqn import DDQN
+from shoal.ops import native
+from shoal.spec import tree_leaves
+from shoal.training import tape
+from shoal.training.settings import most_compiled
+from shoal.training.tape import Tape, Taped, out_variant
+
+LESSONS = [w for w in WORKS if "every" in w or "replay" in w]
+compiler = pytest.mark.skipif(most_compiled(torch.device("cpu")) != "fused", reason="needs a C compiler")
+torch.set_num_threads(1)
+
+
+# --- a tape ---
+
+
+def recorded(work: Any) -> Tape:
+    with Tape() as made:
+        work()
+    return made
+
+
+def test_what_is_played_is_done_to_the_same_tensors() -> None:
+    x, total, kept = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(()), []
+
+    def work() -> None:
+        y = (x[1:] * 2).view(2, 1)  # a view, an operation, a view
+        y += 1
+        total.add_(y.sum())  # 5 + 7
+        kept.append((y, *x.max(0), torch.zeros(2).index_fill_(0, torch.tensor([1]), 4.0) + y[:, 0]))
+
+    made = recorded(work)
+    assert total == 12
+    (y, top, where, filled) = kept[0]
+    x.copy_(torch.tensor([9.0, 0.0, 0.5]))
+    made.play()
+    assert total == 12 + 1 + 2
+    assert y.flatten().tolist() == [1, 2]
+    assert (top.item(), where.item()) == (9, 0)  # of two results neither has a tensor to be written into
+    assert filled.tolist() == [1, 6]  # what is filled is zero again before
+    assert len(kept) == 1
+
+
+def test_gradients_are_among_what_is_played() -> None:
+    """d/dw of (w x)^2 is 2 w x^2: of w = 3 and x = 1, 2 the sum 6 + 24; then of w = 1 and x = 2, 2: 16."""
+    w, x, grad = torch.tensor(3.0, requires_grad=True), torch.tensor([1.0, 2.0]), torch.zeros(())
+    made = recorded(lambda: grad.copy_(torch.autograd.grad((w * x).square().sum(), w)[0]))
+    assert grad == 30
+    w.data.fill_(1)
+    x.fill_(2)
+    made.play()
+    assert grad == 16
+
+
+def test_draws_go_on_in_the_generator() -> None:
+    one, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    kept: list[Tensor] = []
+    made = recorded(lambda: kept.append(torch.rand(4, generator=one, dtype=torch.float64)))
+    assert torch.equal(kept[0], torch.rand(4, generator=other, dtype=torch.float64))
+    for _ in range(3):
+        made.play()
+        assert torch.equal(kept[0], torch.rand(4, generator=other, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("look", [lambda x: x.sum().item(), lambda x: bool(x.any()), lambda x: x[x > 1], lambda x: x.nonzero()])
+def test_who_looks_at_numbers_is_not_played(look: Any) -> None:
+    x = torch.tensor([1.0, 2.0])
+    made = recorded(lambda: (x.mul_(2), look(x), x.add_(1)))
+    assert x.tolist() == [3, 5]  # it was done all the same
+    assert made.broken is not None
+    assert "looks at a tensor's numbers" in made.broken
+
+
+def test_what_takes_too_much_memory_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "MOST", 1000)
+    x = torch.zeros(200)
+    assert "would keep more than" in (recorded(lambda: (x + 1, x + 2)).broken or "")
+    assert recorded(lambda: x + 1).broken is None
+
+
+def test_operations_are_matched_with_those_that_write_into_a_tensor() -> None:
+    aten = torch.ops.aten
+    for func, variant in {
+        aten.add.Tensor: aten.add.out,
+        aten.sum.dim_IntList: aten.sum.IntList_out,
+        aten.where.self: aten.where.self_out,
+        aten.arange.default: aten.arange.out,
+        aten.rand.generator: aten.rand.generator_out,
+    }.items():
+        assert out_variant(func)[1] is variant  # type: ignore[index]
+    assert out_variant(aten.max.dim) is None
+
+
+@compiler
+def test_kernels_are_played_in_as_many_threads_as_there_are() -> None:
+    x = torch.randn(5000, 1, 6, generator=torch.Generator().manual_seed(0))
+    weights, biases = [torch.ones(8, 6), torch.ones(2, 8)], [torch.zeros(8), torch.zeros(2)]
+    kept: list[Tensor] = []
+    made = recorded(lambda: kept.append(native.mlp(x, weights, biases)))
+    first = kept[0].clone()
+    for threads in (1, 2):
+        native.share(threads)
+        kept[0].fill_(torch.nan)
+        made.play()
+        assert torch.equal(kept[0], first)
+    native.share(1)
+    x.zero_()
+    made.play()
+    assert kept[0].abs().max() == 0
+
+
+# --- lessons ---
+
+
+def played(loop: Any) -> list[Tape]:
+    """The tapes of a loop, each of which is whole."""
+    assert all(isinstance(x, Taped) for x in loop.on_device_lessons)
+    assert loop.console.lines == []
+    return [t for x in loop.on_device_lessons for t in x.tapes.values() if t is not None]
+
+
+@pytest.mark.parametrize("work", LESSONS, ids=lambda w: "-".join(map(str, w)))
+def test_recorded_updates_have_the_same_bits(work: dict[str, Any]) -> None:
+    plain, taped = make("off", device="cpu", **work), make("graph", device="cpu", **work)
+    for _ in range(10):
+        plain.iterate()
+        taped.iterate()
+        gc.collect()
+        junk = [torch.full((n,), torch.nan) for n in (1, 3, 16, 48, 256, 4096)]  # whatever was let go is written over
+        del junk
+    assert_equal(plain, taped)
+    tapes = played(taped)
+    delay = work.get("delay", 2 if work["algo"] == "matd3" else 1)
+    assert len(tapes) == len(taped.lessons) * (2 if delay > 1 else 1)
+
+
+@compiler
+@pytest.mark.parametrize("work", LESSONS, ids=lambda w: "-".join(map(str, w)))
+def test_recorded_kernels_have_the_same_bits(work: dict[str, Any]) -> None:
+    plain, taped = make("fused", device="cpu", **work), make("fused", device="cpu", **work)
+    plain.on_device_lessons[:] = plain.lessons
+    for _ in range(10):
+        plain.iterate()
+        taped.iterate()
+    assert_equal(plain, taped)
+    assert played(taped)
+
+
+def test_a_state_of_long_ago_is_gone_on_from() -> None:
+    work: dict[str, Any] = {"algo": "td3", "env": "probe_copy", "world": {"actions": "continuous"}, "rollout": 5, **ACTS}
+    plain, taped = make("off", device="cpu", **work), make("graph", device="cpu", **work)
+    begun = state(plain)
+    for again in range(2):
+        put(plain, begun)
+        put(taped, begun)
+        for _ in range(8):
+            plain.iterate()
+            taped.iterate()
+        assert_equal(plain, taped)
+        assert again or played(taped)
+
+
+def test_recorded_updates_beside_a_host_world() -> None:
+    taped = make("graph", device="cpu", **HOST)
+    assert_beside_a_host_world(make("off", device="cpu", **HOST), taped)
+    assert played(taped)
+
+
+def test_an_update_that_looks_goes_on_as_it_was_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, update = make("off", device="cpu", algo="ddqn", rollout=10, **PAST), DDQN.update
+    taped = make("graph", device="cpu", algo="ddqn", rollout=10, **PAST)
+
+    def looks(self: Any, batch: Any) -> dict[str, Tensor]:
+        assert batch.over.sum().item() >= 0
+        return update(self, batch)
+
+    monkeypatch.setattr(DDQN, "update", looks)
+    for _ in range(7):
+        plain.iterate()
+        taped.iterate()
+    (line,) = taped.console.lines  # type: ignore[attr-defined]
+    assert line.startswith("Updates cannot be recorded, and run operation by operation: aten._local_scalar_dense")
+    assert taped.on_device_lessons == taped.lessons
+    assert_equal(plain, taped)
+
+
+OWN = """
+from torch import nn
+class Own(nn.Sequential):
+    def __init__(self, width_in, width_out, agents):
+        super().__init__(nn.Linear(width_in, width_out))
+"""
+
+
+def test_what_users_bring_is_not_recorded(tmp_path: Path) -> None:
+    """It may look at whatever it likes, in ways that are not noticed."""
+    (tmp_path / "mine.py").write_text(OWN)
+    loop = make("graph", device="cpu", algo="ddpg", env="probe_copy", net={"module": f"{tmp_path / 'mine.py'}:Own"}, **ACTS)
+    assert loop.on_device_lessons == loop.lessons
+
+
+@pytest.mark.parametrize("algo", ["td3", "iql"])
+def test_resume_of_recorded_runs_is_exact(tmp_path: Path, algo: str) -> None:
+    """Stopped in the middle, where everything is recorded, and gone on from by who has recorded nothing yet."""
+    common: dict[str, Any] = {"steps": 1600, "envs": 8, "device": "cpu", "quiet": True, "log": {"tensorboard": False}}
+    common["algo"] = {"rollout": 5, "prioritised": True, **(PAST if algo == "iql" else {**ACTS, "delay": 3})}
+    whole = shoal.train(algo, "simple_spread", out=tmp_path / "whole", **common)
+    half = shoal.resume(shoal.train(algo, "simple_spread", out=tmp_path / "half", until=800, **common))
+    a, b = (tree_leaves(r.load("last")["algorithms"]) for r in (whole, half))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
