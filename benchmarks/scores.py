@@ -215,7 +215,7 @@ SCORES = {
         f"sac gymnasium/LunarLanderContinuous-v3 --steps 200k {SOFT} --algo.lr 1e-3", 240, "260 (500k)"
     ),
     "sac-bipedal-walker": actors(
-        f"sac gymnasium/BipedalWalker-v3 --steps 500k {SOFT} --algo.gamma 0.98 --algo.target-tau 0.02 --algo.lr 7e-4",
+        f"sac gymnasium/BipedalWalker-v3 --steps 300k {SOFT} --algo.gamma 0.98 --algo.target-tau 0.02 --algo.lr 7e-4",
         280,
         "298 (500k)",
     ),

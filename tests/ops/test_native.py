@@ -397,7 +397,7 @@ def test_updates_are_those_of_plain_operations(algo: str, env: str, share: str) 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    caches = compiler.compiler, compiler.native, native._kernels
+    caches = compiler.compiler, compiler.native, native._library
     for f in caches:
         f.cache_clear()
     why = native.why_not()

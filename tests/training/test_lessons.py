@@ -32,7 +32,7 @@ SPEC = EnvSpec(
 def learner(groups: tuple[str, ...] = ("wolf",), **feed: Any) -> Any:
     """Somebody who learns from a replay, as far as lessons know."""
     given = {"batch": 4, "length": 1, "start": 10, "every": 2, "capacity": 24, **feed}
-    return SimpleNamespace(feed=Replay(**given), groups=groups, asks=False)
+    return SimpleNamespace(feed=Replay(**given), groups=groups, asks=False, look=lambda: 0)
 
 
 def frame(steps: int, rows: int, g: torch.Generator) -> Frame:
@@ -385,7 +385,7 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     """A net unrolled from there remembers at every step what was remembered when it was played."""
     algo = {"rollout": 6, "capacity": 400, "normalise_obs": False}
     sections = {"algo": algo, "net": {"memory": "gru", "hidden": (8,), "memory_width": 4}}
-    loop = Loop(resolve(Settings("iql", "probe_deaths", {"envs": 4, "quiet": True}, sections)))
+    loop = Loop(resolve(Settings("iql", "probe_deaths", {"envs": 4, "quiet": True, "device": "cpu"}, sections)))
     loop.iterate()
     loop.iterate()
     assert loop.replay is not None

@@ -291,16 +291,15 @@ class ActorCritic(Algorithm, ABC):
             q = judge(self._features(judge, k, batch), beside)
             each.append(values.taken(q, actions, self.space) if self.lists else q.squeeze(-1))  # type: ignore[arg-type]
         q_t = self._learnt(stacked(each), 1)  # [K, T, B, N]
-        weight = None if batch.weight is None else batch.weight[:, None]
-        loss, mean = losses.value(q_t, None, target, mask, None, c.huber, weight, self.fused)
-        count = target.numel() if mask is None else mask.sum()
-        norm = self.critic_optimiser.descend(loss, count, None if mask is None else mask.any())
-        q_t = q_t.detach()
-        error = (target - q_t).abs().mean(0)
+        loss = losses.value_error(q_t, target.expand_as(q_t), c.huber).sum(0)
+        loss = loss if batch.weight is None else loss * batch.weight[:, None]
+        count = loss.numel() if mask is None else mask.sum()
+        norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
+        error, q_t = (target - q_t.detach()).abs().mean(0), q_t.detach().mean(0)
         return {
-            "loss_critic": mean["value_loss"] * len(q_t),
+            "loss_critic": losses.masked_mean(loss.detach(), mask),
             "td_error": losses.masked_mean(error, mask),
-            "predictQ": losses.masked_mean(q_t.mean(0), mask),
+            "predictQ": losses.masked_mean(q_t, mask),
             "grad_norm_critic": norm,
             **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
         }

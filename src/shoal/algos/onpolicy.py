@@ -442,7 +442,7 @@ class OnPolicy(Algorithm, ABC):
     def _value_loss(self, value: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
         old, target, mask = data["value"], data["target"], data.get("mask")
-        loss, mean = losses.value(value, old, target, mask, self.value_clip, c.huber, fused=self.fused)
+        loss, mean = losses.value(value, old, target, mask, self.value_clip, c.huber, self.fused)
         return loss if c.value_weight == 1 else loss * c.value_weight, mean
 
     def _descend_slices(self, data: Data, fresh: bool) -> dict[str, Tensor]:

@@ -67,26 +67,18 @@ def a2c(
 
 def value(
     value: Tensor,
-    old_value: Tensor | None,
+    old_value: Tensor,
     target: Tensor,
     mask: Tensor | None,
     clip: float | None,
     huber: float | None,
-    weight: Tensor | None = None,
     fused: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the critic descends, the sum of errors, perhaps weighted; and their mean. Without `clip` the old value does not
-    matter."""
-    if fused and weight is None and (kernel := find("value_loss", value.device)) is not None:
+    """What the critic descends, the sum of errors; and their mean. Without `clip` the old value does not matter."""
+    if fused and (kernel := find("value_loss", value.device)) is not None:
         total, mean = kernel(value, None if clip is None else old_value, target, mask, clip or 0.0, huber)
         return total, {"value_loss": mean[0]}
-    if clip is None:
-        error = value_error(value, target, huber)
-    else:
-        assert old_value is not None
-        error = value_clip(value, old_value, target, clip, huber)
-    error = error if weight is None else error * weight
-    mask = None if mask is None else mask.expand_as(error)
+    error = value_error(value, target, huber) if clip is None else value_clip(value, old_value, target, clip, huber)
     return masked_sum(error, mask), {"value_loss": masked_mean(error.detach(), mask)}
 
 
