@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -227,6 +228,27 @@ def test_replay_after_replay_and_a_state_of_long_ago() -> None:
             eager.iterate()
             captured.iterate()
         assert_equal(eager, captured)
+
+
+@cuda
+def test_a_graph_that_nobody_holds_does_not_break_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a loop before this one is garbage that Python collects in the middle."""
+    left = make("graph")
+    left.iterate()
+    left.itself = left  # type: ignore[attr-defined]
+    del left
+    plain = PPO.update
+
+    def collects(self: Any, batch: Any) -> dict[str, Tensor]:
+        if gc.isenabled():  # as Python may wherever it is
+            gc.collect()
+        return plain(self, batch)
+
+    monkeypatch.setattr(PPO, "update", collects)
+    captured = make("graph")
+    captured.iterate()
+    assert captured.console.lines == []  # type: ignore[attr-defined]
+    assert isinstance(captured.on_device, Captured)
 
 
 @cuda

@@ -8,8 +8,10 @@ code would have drawn eagerly. The warm-up that capturing needs is undone.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,19 @@ from shoal.ops import triton
 from shoal.spec import tree_leaves, tree_map
 
 IN_FLIGHT = 2  # iterations that the device may be behind the host
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python collects no garbage meanwhile: a graph among it, left by an earlier loop, would break the capture under way."""
+    on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 class Captured:
@@ -91,7 +106,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         for g in (self.loop.collector.generator, self.loop.update_noise):
             graph.register_generator_state(g)
-        with torch.cuda.graph(graph, stream=self.side):
+        with uncollected(), torch.cuda.graph(graph, stream=self.side):
             self.work()
             self._bring_in()
         after = self._phase
