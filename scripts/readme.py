@@ -60,16 +60,20 @@ def speed() -> str:
     return table(("on", "work: rows x steps", "Shoal, steps (updates)/s", "peer", "its", "Shoal is, times (range)"), rows)
 
 
+sys.path.append(str(README.parent / "benchmarks"))
+
+
 def scores() -> str:
     """From the results of `benchmarks/scores.py`."""
-    sys.path.append(str(README.parent / "benchmarks"))
     from scores import RESULTS, SCORES
 
-    rows = []
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name, result in results.items():
-        runs, score = result["runs"], SCORES[name]
-        seconds = f"{min(r['seconds'] for r in runs):.0f} to {max(r['seconds'] for r in runs):.0f} s"
+    rows, results = [], json.loads(RESULTS.read_text())
+    for name, score in SCORES.items():
+        if name not in results:
+            continue
+        result, runs = results[name], results[name]["runs"]
+        low, high = (f"{f(r['seconds'] for r in runs):.0f}" for f in (min, max))
+        seconds = f"{low if low == high else f'{low} to {high}'} s, {'H200' if 'H200' in result['device'] else 'CPU'}"
         for setting in runs[0]["played"]:
             played = [r["played"][setting] for r in runs]
             metrics = list(score.wanted) or list(played[0])
@@ -77,6 +81,20 @@ def scores() -> str:
             command = f"`{result['command'].removeprefix('shoal train ')}`" if not setting else f"the same, {setting}"
             rows.append((command, seen, seconds if not setting else "", score.beside if not setting else ""))
     return table(("`shoal train ...`", "`return/...`, seed 0 / 1 / 2", "trained for", "published, this scale"), rows)
+
+
+def tag() -> str:
+    """Touches an episode: predators down, prey across."""
+    from scores import RESULTS
+
+    results, kinds = json.loads(RESULTS.read_text()), ("maddpg", "ddpg")
+
+    def touches(predators: str, prey: str) -> str:
+        seen = [r["played"][""]["touches"] for r in results[f"tag-{predators}-{prey}"]["runs"]]
+        return " / ".join(f"{mean:.2f} ± {half:.2f}" for mean, half in seen)
+
+    columns = ("predators, touches an episode", *(f"against {prey.upper()} prey" for prey in kinds))
+    return table(columns, [(p.upper(), *(touches(p, prey) for prey in kinds)) for p in kinds])
 
 
 def workers() -> str:
@@ -104,6 +122,7 @@ def current(text: str) -> str:
         ("algorithms", algorithms()),
         ("speed", speed()),
         ("scores", scores()),
+        ("tag", tag()),
         ("workers", workers()),
     ):
         begin, end = f"<!-- {name}: made by scripts/readme.py -->", f"<!-- end of {name} -->"
