@@ -27,6 +27,7 @@ import ctypes
 import functools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,18 +46,21 @@ PIECE, MOST_PIECES = 2048, 64  # samples from which on a batch is shared out, an
 BLOCK = 64  # samples that go through the layers together: the largest multiple of ROWS and of the agents below it
 
 
-_hear: Callable[[Callable[[], Any]], None] | None = None
+class _Ear(threading.local):
+    hear: Callable[[Callable[[], Any]], None] | None = None
+
+
+_ear = _Ear()
 
 
 @contextmanager
 def listening(hear: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
     """Meanwhile `hear` is told of every call of a kernel: call what it is given, and the same is done to the same memory."""
-    global _hear
-    _hear = hear
+    _ear.hear = hear
     try:
         yield
     finally:
-        _hear = None
+        _ear.hear = None
 
 
 class _Heard:
@@ -65,14 +69,14 @@ class _Heard:
 
         def call(*given: Any) -> None:
             kernel(*given)
-            assert _hear is not None
-            _hear(functools.partial(kernel, *given))
+            assert _ear.hear is not None
+            _ear.hear(functools.partial(kernel, *given))
 
         return call
 
 
 def _kernels() -> Any:
-    return _library() if _hear is None else _Heard()
+    return _library() if _ear.hear is None else _Heard()
 
 
 @functools.cache
@@ -213,20 +217,19 @@ def _pieces(x: Tensor) -> Sequence[Tensor]:
 
 def _each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     pool = _pool
-    if _hear is not None and len(parts) > 1:
+    if _ear.hear is not None and len(parts) > 1:
         return _heard(work, parts)
     return [work(p) for p in parts] if pool is None or len(parts) == 1 else list(pool.map(work, parts))
 
 
 def _heard(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     """One after another, and heard of as what can be done at once."""
-    global _hear
-    hear, made = _hear, []
+    hear, made = _ear.hear, []
     groups: list[list[Callable[[], Any]]] = [[] for _ in parts]
     for part, group in zip(parts, groups, strict=True):
-        _hear = group.append
+        _ear.hear = group.append
         made.append(work(part))
-    _hear = hear
+    _ear.hear = hear
     assert hear is not None
     hear(functools.partial(_each, _call, groups))
     return made

@@ -7,7 +7,7 @@ runs these alone, into the tensors that they made when they were recorded. The k
 numbers in the same order: so are the bits.
 
 What is only another view of a tensor need not be done again, nor what reserves memory. Whatever an update decides on the host
-must hold for every play: a tensor that is read out while recording is an error. All that was made is kept.
+must hold for every play, so one that reads a tensor out is not recorded. All that was made is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.ops import native
 from shoal.training.lessons import Lesson
 
 aten = torch.ops.aten
-READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 RESERVES = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
 COPIES = {aten.clone.default, aten._to_copy.default}
 PLACES = {"dtype", "layout", "device", "pin_memory"}  # settings of a result, which is there already
@@ -60,7 +60,7 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if looks(func, args):
-            self.broken = f"{func} looks at a tensor's numbers"
+            self.broken = f"{func} reads a tensor out, or gives it another shape"
         elif self.broken:
             self.steps.clear()
         elif func._schema.is_mutable:
@@ -91,10 +91,11 @@ class Tape(TorchDispatchMode):
 
 
 def looks(func: Any, args: Any) -> bool:
-    """Whether the host comes to know numbers by it, or a shape that follows from them: that of x[x > 0], not of x[places]."""
+    """Whether the host comes to know numbers by it, or a shape that follows from them: that of x[x > 0], not of x[places]; or
+    whether a tensor's shape is another one afterwards."""
     if func.overloadpacket is aten.index:
         return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
-    return not READS.isdisjoint(func.tags)
+    return not LOOKS.isdisjoint(func.tags)
 
 
 def renew(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
