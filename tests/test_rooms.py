@@ -81,9 +81,9 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                     yield line, "step", "only training/collect.py steps a world"
             if called in ("send", "receive") and receiver == "env" and name != "training/collect.py":
                 yield line, "step", "only training/collect.py steps a world"
-            if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "envs"):
+            if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "buffers", "envs"):
                 yield line, "item", "the logger makes numbers"
-            if called in ("tolist", "numpy") and receiver and room in ("algos", "ops", "nets"):
+            if called in ("tolist", "numpy") and receiver and room in ("algos", "ops", "nets", "buffers"):
                 yield line, "item", "the logger makes numbers"
             if called in RECKONING and any(_is_gamma(x) for x in (*node.args, *_receiver_of(node))) and not _may_discount(name):
                 yield line, "gamma", "arithmetic in gamma belongs to ops/returns.py"
@@ -276,6 +276,7 @@ PLANTED = [
     ("envs/mpe/world.py", "x = over.any().item()", "item"),
     ("algos/ppo.py", "x = loss.tolist()", "item"),
     ("nets/norm.py", "x = loss.cpu().numpy()", "item"),
+    ("buffers/replay.py", "x = self.count.tolist()", "item"),
     ("ops/losses.py", "from shoal.nets.layers import MLP", "direction"),
     ("spec.py", "from shoal.envs.base import World", "direction"),
     ("ids.py", "import shoal.algos.base", "direction"),

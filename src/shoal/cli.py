@@ -147,7 +147,8 @@ def train(words: list[str], flags: dict[str, str]) -> int:
         base = Run(config).settings if Path(config).is_dir() else Settings.from_json(Path(config))
         words = words or [base.algo, base.env]
     if "help" in flags and len(words) < 2:
-        print("shoal train ALGO ENV [flags]\n\nName the two and every flag is listed: shoal train mappo simple_spread --help")
+        name = words[0] if words else "mappo"
+        print(f"shoal train ALGO ENV [flags]\n\nName the two and every flag is listed: shoal train {name} simple_spread --help")
         return 0
     if len(words) != 2:
         raise UserError(f"train takes an algorithm and an environment; it was given {' '.join(words) or 'neither'}.")

@@ -190,7 +190,7 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         return type(tree)(tree_map(f, v, *(r[i] for r in rest)) for i, v in enumerate(tree))
     names = _fields(type(tree))  # type: ignore[arg-type]
     if names is not None:
-        return type(tree)(*[tree_map(f, getattr(tree, k), *(getattr(r, k) for r in rest)) for k in names])
+        return type(tree)(**{k: tree_map(f, getattr(tree, k), *(getattr(r, k) for r in rest)) for k in names})
     return f(tree, *rest)
 
 

@@ -275,7 +275,8 @@ class ActorCritic(Algorithm, ABC):
         if self.config.delay == 1:
             return improve(None)
         due = (self.target.updates + 1) % self.config.delay == 0
-        if self.due is not False:
+        known, self.due = self.due, None
+        if known is not False:
             told = improve(due)
             self.held.copy_(torch.stack([told[k] for k in self.held_names]).where(due, self.held))
         return dict(zip(self.held_names, self.held.clone().unbind(), strict=True))

@@ -138,6 +138,11 @@ class FusedChoice(Choice):
         return for_device(action.device).log_prob_and_entropy(self.logits[0], action)
 
 
+def standard(noise: Tensor) -> Tensor:
+    """Uniform numbers as normal ones."""
+    return torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+
+
 class Normal:
     """Independent normals. The collector clips to [-1, 1] on the way to the world; the density is of the action unclipped."""
 
@@ -146,7 +151,7 @@ class Normal:
 
     def sample(self, noise: Tensor) -> Tensor:
         """mean + std Phi^-1(u). noise [..., D]."""
-        return self.mean + self.log_std.exp() * torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+        return self.mean + self.log_std.exp() * standard(noise)
 
     def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         action = self.sample(noise)
@@ -177,7 +182,7 @@ class TanhNormal(Normal):
 
         log pi(a) = log N(u) - sum log(1 - tanh(u)^2) = log N(u) - sum 2 (log 2 - u - softplus(-2 u))
         """
-        e = torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+        e = standard(noise)
         u = self.mean + self.log_std.exp() * e
         return u.tanh(), -(0.5 * e.square() + self.log_std + 0.5 * LOG_2PI + 2 * (LOG_2 - u - softplus(-2 * u))).sum(-1)
 

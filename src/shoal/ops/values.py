@@ -17,7 +17,7 @@ Choices = Discrete | MultiDiscrete
 
 
 def one_hot(action: Tensor, space: Choices) -> Tensor:
-    """[...] or [..., D] long -> [..., A]."""
+    """[...] or [..., D] long -> [..., A]. What is no choice is all zeros: nothing here looks at the numbers."""
     each = action[..., None] if space.shape == () else action
     parts = [each[..., d, None] == torch.arange(n, device=action.device) for d, n in enumerate(space.sizes)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).float()

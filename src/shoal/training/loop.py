@@ -137,11 +137,12 @@ class Loop:
             self.eval_env.hold(self.rollout)  # it takes the same kernels
         do = self.on_device_lessons  # what cannot be captured, or recorded, puts the plain lesson back here
         for k, lesson in enumerate(self.lessons if mode != "off" else ()):
-            instead = partial(do.__setitem__, k)
             if cuda:
-                do[k] = Captured(self, lesson, instead, plays=False)
-            elif ours(self.players.algorithms if lesson.algorithm.asks else [lesson.algorithm]):
-                do[k] = Taped(lesson, instead, self.remark)
+                do[k] = Captured(self, lesson, partial(do.__setitem__, k), plays=False)
+            elif not self.hooks and ours(self.players.algorithms if lesson.algorithm.asks else [lesson.algorithm]):
+                do[k] = Taped(lesson, do, k, self.remark)
+        if mode == "graph" and not cuda and not self.lessons:
+            self.remarks.append("Nothing is captured: on the CPU updates from a replay are, and nobody here learns from one.")
         if mode != "fused":
             return
         reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()

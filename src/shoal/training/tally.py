@@ -97,7 +97,7 @@ class Means:
         if not metrics:
             return
         device = next((x.device for x in metrics.values() if isinstance(x, Tensor)), None)
-        values = torch.stack([torch.as_tensor(metrics[k], device=device) for k in names]).double()
+        values = torch.stack([torch.as_tensor(metrics[k], dtype=torch.float64, device=device) for k in names])
         if whose not in self.sums:
             self.sums[whose] = values.new_zeros(len(values) + 1)
         self.sums[whose] += torch.nn.functional.pad(values, (0, 1), value=1)

@@ -29,18 +29,24 @@ LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.
 RESERVES = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
 COPIES = {aten.clone.default, aten._to_copy.default}
 PLACES = {"dtype", "layout", "device", "pin_memory"}  # settings of a result, which is there already
-MOST = 1 << 30  # bytes that a tape may keep
+MOST = 1 << 28  # bytes that a run's tapes may keep
 
 
 class Tape(TorchDispatchMode):
     """`with tape:` records what is done, once; `tape.play()` does it again. `broken`: why it cannot, in half a sentence."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         super().__init__()
+        self.most = most
         self.steps: list[Callable[[], Any]] = []
         self.reserved: list[Tensor] = []  # that kernels point into
         self.bytes = 0
         self.broken: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """That nothing is compiled here is known: to make sure of it PyTorch would load its compiler, a second's work."""
+        return False
 
     def __enter__(self) -> Tape:
         self.listening = native.listening(self.steps.append)
@@ -74,8 +80,8 @@ class Tape(TorchDispatchMode):
         given = {x.untyped_storage().data_ptr() for x in tensors((args, kwargs))}
         made = [x for x in tensors(out) if x.numel() and x.untyped_storage().data_ptr() not in given]
         self.bytes += sum(x.untyped_storage().nbytes() for x in made)
-        if self.bytes > MOST:
-            self.broken = f"it would keep more than {MOST >> 30} GiB"
+        if self.bytes > self.most:
+            self.broken = f"they would keep more than {MOST >> 20} MiB"
         if not made:
             return
         if func in RESERVES:
@@ -131,10 +137,10 @@ def out_variant(func: Any) -> tuple[str, Any, set[str]] | None:
 
 class Taped:
     """A lesson, played from a tape for each kind of update that it comes to: the first time as it is, the second time recorded.
-    `instead` is called with the lesson, and `remark` with a sentence, where it cannot be."""
+    It is the `k`-th of what a run `does`, and puts the lesson back there where it cannot be, with a `remark`."""
 
-    def __init__(self, lesson: Lesson, instead: Callable[[Lesson], None], remark: Callable[[str], None]):
-        self.lesson, self.instead, self.remark = lesson, instead, remark
+    def __init__(self, lesson: Lesson, does: list[Callable[[], None]], k: int, remark: Callable[[str], None]):
+        self.lesson, self.does, self.k, self.remark = lesson, does, k, remark
         self.tapes: dict[int, Tape | None] = {}  # kind -> none: done once
 
     def __call__(self) -> None:
@@ -144,12 +150,12 @@ class Taped:
         if kind not in self.tapes:
             self.tapes[kind] = None  # what is made lazily is made
             return self.lesson.teach_once()
-        with Tape() as tape:
+        with Tape(MOST - sum(t.bytes for x in self.does if isinstance(x, Taped) for t in x.tapes.values() if t)) as tape:
             self.lesson.teach_once()
         if tape.broken is None:
             self.tapes[kind] = tape
         else:
-            self.instead(self.lesson)
+            self.does[self.k] = self.lesson
             self.remark(f"Updates cannot be recorded, and run operation by operation: {tape.broken}.")
 
 
