@@ -233,19 +233,18 @@ def test_replay_after_replay_and_a_state_of_long_ago() -> None:
 @cuda
 def test_a_graph_that_nobody_holds_does_not_break_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a loop before this one is garbage that Python collects in the middle."""
-    left = make("graph")
+    plain, captured, left = PPO.update, make("graph"), make("graph")
     left.iterate()
     left.itself = left  # type: ignore[attr-defined]
-    del left
-    plain = PPO.update
 
     def collects(self: Any, batch: Any) -> dict[str, Tensor]:
-        if gc.isenabled():  # as Python may wherever it is
+        if gc.isenabled() and torch.cuda.is_current_stream_capturing():  # as Python may wherever it is
             gc.collect()
         return plain(self, batch)
 
     monkeypatch.setattr(PPO, "update", collects)
-    captured = make("graph")
+    gc.collect()
+    del left
     captured.iterate()
     assert captured.console.lines == []  # type: ignore[attr-defined]
     assert isinstance(captured.on_device, Captured)
