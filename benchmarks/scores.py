@@ -6,8 +6,9 @@
 
 Each is trained by the command line as anybody would, and then played greedily for 100 episodes from seeds that training never
 saw (`shoal eval`). Where two teams learn, each is also set against a random opponent. PPO's family has three seeds on the
-particle worlds, 0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The value learners and COMA have two
-there, and minutes on two CPU cores. The others have one seed, and are for the CPU: Box2D and football are stepped there.
+particle worlds, 0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The value learners, COMA and the
+actor-critics with replay have two there, and minutes on two CPU cores. The others have one seed, and are for the CPU: Box2D and
+football are stepped there.
 `make readme` puts the results into the README. Standard library only.
 """
 

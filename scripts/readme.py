@@ -12,6 +12,7 @@ from shoal.ids import catalog
 from shoal.log.console import short
 
 README = Path(__file__).parent.parent / "README.md"
+sys.path.append(str(README.parent / "benchmarks"))  # for what the scores are called
 PEERS = {"jaxmarl": "JaxMARL", "sb3": "Stable-Baselines3", "skrl": "skrl", "xuance": "XuanCe", "benchmarl": "BenchMARL"}
 
 
@@ -58,9 +59,6 @@ def speed() -> str:
                     spread = f"{ratio} ({low} to {high})"
                     rows.append((where, work, short(ours["median"]), label, short(r["median"]), spread))
     return table(("on", "work: rows x steps", "Shoal, steps (updates)/s", "peer", "its", "Shoal is, times (range)"), rows)
-
-
-sys.path.append(str(README.parent / "benchmarks"))
 
 
 def scores() -> str:

@@ -376,7 +376,7 @@ class ActorCritic(Algorithm, ABC):
         own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now), beside) for k, judge in enumerate(targets)]
-        lowest = stacked(q).amin(0) if len(q) > 1 else q[0]
+        lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
         there = None
         if self.uneven:
             ended = self.joined(lambda g: later.pays[g].terminated, 2)

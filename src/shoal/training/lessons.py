@@ -1,8 +1,8 @@
 """Lessons: what those who learn from a replay are given, and when.
 
 The loop keeps one replay of the whole world. For every learner there is a `Lesson`: it knows from host counts how many updates
-are due, draws a batch, teaches, and writes priorities back. All of a lesson but `look` is on the device,
-and can be captured (`training/graph.py`) or recorded (`training/tape.py`).
+are due, draws a batch, teaches, and writes priorities back. All of it but the `look` before is on the device, and can be
+captured (`training/graph.py`) or recorded (`training/tape.py`).
 """
 
 from __future__ import annotations

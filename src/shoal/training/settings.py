@@ -36,7 +36,7 @@ class RunConfig:
     device: str = "auto"  # auto, cpu, cuda or cuda:1; auto: cuda where there is one
     threads: int | None = None  # CPU threads; none: one, and all cores for what is fused and large
     compile: Literal["auto", "off", "graph", "fused"] = (
-        "auto"  # graph: captured or recorded; fused: our own kernels too; auto: the most
+        "auto"  # graph: captured, recorded; fused: our kernels too; auto: the most
     )
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
     reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
