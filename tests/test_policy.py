@@ -67,8 +67,8 @@ def follow(policy, world, steps):
             seen = named(spec, frame, row)
             acts, kept[row] = policy.act(seen, None if begins else kept[row])
             assert acts.keys() == seen.keys()
-            wanted, mine, theirs = by_name(spec, chosen, row), by_name(spec, kept[row][0]), by_name(spec, memory, row)
-            fresh = by_name(spec, policy.act(seen)[1][0])
+            wanted, mine, theirs = by_name(spec, chosen, row), by_name(spec, kept[row].state), by_name(spec, memory, row)
+            fresh = by_name(spec, policy.act(seen)[1].state)
             for name in seen:
                 assert alike([acts[name]], wanted[name]), (t, row, name)
                 assert alike(mine[name], theirs[name]), (t, row, name)
@@ -97,7 +97,7 @@ def deaths(tmp_path_factory):
 
 
 def hidden(memory):
-    return memory[0]["agents"]["actor"]["hidden"][0]
+    return memory.state["agents"]["actor"]["hidden"][0]
 
 
 def observations(policy, names, seed=0):
@@ -234,10 +234,12 @@ def test_masks_are_kept_to(tmp_path):
     frame = world.reset(torch.rand(4, world.noise))
     n = sum(world.spec.groups[0].action.sizes)
     for row in range(4):
-        seen, name = named(world.spec, frame, row), world.spec.groups[0].agents[0]
+        seen, (name, other) = named(world.spec, frame, row), world.spec.groups[0].agents
         for choice in range(n):
-            acts, _ = policy.act(seen, masks={name: np.arange(n) == choice})
+            acts, _ = policy.act(seen, masks={name: np.arange(n) == choice, other: np.ones(n)})
             assert acts[name] == choice
+    with pytest.raises(UserError, match=rf"trained with masks, and there is none for '{other}'"):
+        policy.act(seen, masks={name: np.ones(n)})
     with pytest.raises(UserError, match="allows no choice at all"):
         policy.act(seen, masks={name: np.zeros(n)})
     with pytest.raises(UserError, match=rf"the mask of '{name}' has shape \(1,\); this policy takes \({n},\)"):
@@ -251,7 +253,10 @@ def test_mistakes_are_sentences(deaths):
         ({**seen, "agent_0": [0.0] * 3}, r"^the observation of 'agent_0' has shape \(3,\); this policy takes \(10,\)\.$"),
         ({**seen, "agent_2": [0.0] * 3}, r"^the observation of 'agent_2' has shape \(3,\)"),
         ({**seen, "agent_0": {"obs": seen["agent_0"]}}, "^the observation of 'agent_0' .* this policy takes "),
-        ({**seen, "agent_9": seen["agent_0"]}, r"^there is no agent 'agent_9': this policy plays agent_0, agent_1, agent_2\.$"),
+        (
+            {**seen, "agent_9": seen["agent_0"]},
+            r"^there is no agent 'agent_9' \(did you mean .*\): this policy plays agent_0, agent_1, agent_2\.$",
+        ),
     ]
     for given, words in wrong:
         with pytest.raises(UserError, match=words):

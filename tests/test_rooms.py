@@ -18,7 +18,7 @@ LEVELS = {
     **dict.fromkeys(("nets", "envs", "buffers"), 1),
     "algos": 2,
     **dict.fromkeys(("log", "training"), 3),
-    **dict.fromkeys(("tools", "zoo", "web"), 4),
+    **dict.fromkeys(("tools", "zoo", "web", "policy"), 4),
     **dict.fromkeys(("cli", "api", "__main__"), 5),
 }
 ATTICS = {"utils", "util", "common", "misc", "helpers", "helper"}

@@ -17,7 +17,7 @@ _PUBLIC = {
     "evaluate": "shoal.api",
     "load": "shoal.api",
     "check": "shoal.api",
-    "Policy": "shoal.api",
+    "Policy": "shoal.policy",
     "Hook": "shoal.training.loop",
     "Run": "shoal.training.run",
     "UserError": "shoal.spec",

@@ -10,22 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.envs.base import Environment
 from shoal.flags import build
 from shoal.log.console import Board
-from shoal.spec import Box, Frame, Group, UserError, View
+from shoal.policy import Policy
+from shoal.spec import UserError
 from shoal.tools.check import CheckOptions, Report
 from shoal.tools.check import check as look_over
 from shoal.training import several
-from shoal.training.collect import Players, to_space
 from shoal.training.evaluate import Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
 from shoal.training.loop import resume as resume_loop
-from shoal.training.players import frozen_players, record
+from shoal.training.players import frozen_players, policy_name, record
 from shoal.training.run import Run
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
@@ -112,7 +111,7 @@ def start(settings: Settings, hook: Hook | None = None, shaper: Shapers = None) 
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
     loop = _make(partial(_loop, resolved, hook, shaper))
-    loop.folder = Run.create(resolved, record(loop.players))
+    loop.folder = Run.create(resolved, record(loop.players), loop.env)
     loop.run()
     return loop.folder, loop
 
@@ -124,8 +123,8 @@ def start_several(settings: Settings, hook: Hook | None = None, shaper: Shapers 
     here = _here(whole, hook or shaper)
     streams = several.streams(whole.device, len(each) if here else 1)
     loops = [_make(partial(_loop, r, hook, shaper), stream) for r, stream in zip(each, streams, strict=False)]
-    players, score_name = record(loops[0].players), loops[0].score_name
-    runs = [Run.create(r, players) for r in each]
+    players, score_name, world = record(loops[0].players), loops[0].score_name, loops[0].env
+    runs = [Run.create(r, players, world) for r in each]
     if not here:
         loops.clear()  # each has a process of its own
     for loop, run in zip(loops, runs, strict=False):
@@ -272,79 +271,10 @@ def evaluate(
         env.close()
 
 
-def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu") -> Policy:
-    """What a run learnt, ready to act."""
+def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu", seed: int = 0) -> Policy:
+    """What a run learnt, ready to act; draws are of `seed`. Neither its environment nor that one's library is needed."""
     run = run if isinstance(run, Run) else Run(run)
-    resolved = run.resolve(device)
-    return Policy(frozen_players(run, resolved.make_env(1).spec, resolved.device, checkpoint, {}), resolved.device)
-
-
-class Policy:
-    """Acts for every agent of a world, by agent name, as a PettingZoo loop has them."""
-
-    def __init__(self, players: Players, device: torch.device):
-        self.players, self.spec, self.device = players, players.spec, device
-
-    @torch.no_grad()
-    def act(
-        self, observations: dict[str, Any], memory: Any = None, masks: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], Any]:
-        """Greedy actions for the agents that `observations` names, in the space's own units, and the memory to pass
-        back in. Begin an episode with memory none. Name all agents that are there; in turn-based worlds those to move.
-        `masks` are the legal actions, where the world has such."""
-        memory, there = (self.players.memory(1, self.device), ()) if memory is None else memory
-        known = {name for g in self.spec.groups for name in g.agents}
-        for name in (*observations, *(masks or {})):
-            if name not in known:
-                raise UserError(f"there is no agent {name!r}: this policy plays {', '.join(sorted(known))}.")
-        frame = Frame({g.name: self._view(g, observations, masks or {}, there) for g in self.spec.groups})
-        generator = torch.Generator(device=self.device).manual_seed(0)
-        chosen, memory, _ = self.players.act(frame, memory, self.players.noise(generator, 1), explore=False, greedy=True)
-        actions = {}
-        for g in self.spec.groups:
-            values = to_space(g.action, chosen[g.name])[0].cpu().numpy()
-            for name, a in zip(g.agents, values, strict=True):
-                if name in observations:
-                    actions[name] = int(a) if g.action.shape == () else a
-        present = {*there, *observations} if self.spec.turns else observations  # who waits for its turn is not gone
-        return actions, (memory, tuple(present))
-
-    def _view(self, g: Group, observations: dict[str, Any], masks: dict[str, Any], there: tuple[str, ...]) -> View:
-        """What a group sees; agents that were not `there` in the last step begin."""
-        choices = () if isinstance(g.action, Box) else (sum(g.action.sizes),)
-        alive = torch.tensor([[a in observations for a in g.agents]], device=self.device)
-        legal = None
-        if any(a in masks for a in g.agents):
-            each = [_array(masks.get(a, np.ones(choices, bool)), choices, f"the mask of {a!r}").astype(bool) for a in g.agents]
-            legal = torch.as_tensor(np.stack(each), device=self.device)[None]
-            if not isinstance(g.action, Box) and not all(x.any(-1).all() for x in legal.split(g.action.sizes, -1)):
-                raise UserError(f"a mask of {g.name!r} allows no choice at all: every choice to be made needs a legal one.")
-        new = torch.tensor([[a in observations and a not in there for a in g.agents]], device=self.device)
-        mine = {a: observations[a] for a in g.agents if a in observations}
-        if isinstance(g.obs, dict):
-            for a, x in mine.items():
-                if not isinstance(x, dict) or set(x) != set(g.obs):
-                    has = ", ".join(map(str, x)) if isinstance(x, dict) else type(x).__name__
-                    raise UserError(f"the observation of {a!r} is {has}: it must be a dict of {' and '.join(g.obs)}.")
-            seen: Any = {k: self._seen(g, {a: x[k] for a, x in mine.items()}, s) for k, s in g.obs.items()}
-        else:
-            seen = self._seen(g, mine, g.obs)
-        return View(seen, alive, alive, new, legal)
-
-    def _seen(self, g: Group, observations: dict[str, Any], shape: Any) -> torch.Tensor:
-        given = {a: _array(x, shape, f"the observation of {a!r}") for a, x in observations.items()}
-        blank = next((np.zeros_like(x) for x in given.values()), np.zeros(shape, np.float32))
-        obs = [given.get(a, blank) for a in g.agents]
-        return torch.as_tensor(np.stack(obs), device=self.device)[None]
-
-
-def _array(value: Any, shape: Any, what: str) -> Any:
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"{what} is not made of numbers: this policy takes {shape}.")
-    if array.shape != shape:
-        raise UserError(f"{what} has shape {array.shape}; this policy takes {shape}.")
-    return array
+    place = choose_device(device)
+    players = frozen_players(run, run.spec, place, checkpoint, {})
+    name = f"{run.settings.algo} on {run.settings.env}, checkpoint {policy_name(run, checkpoint)}"
+    return Policy(players, run.conversions, place, seed, name)

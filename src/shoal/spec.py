@@ -7,7 +7,7 @@ dimensions, `S` state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,30 @@ class EnvSpec:
     def teams(self) -> dict[str, tuple[Group, ...]]:
         names = dict.fromkeys(g.team for g in self.groups)
         return {t: tuple(g for g in self.groups if g.team == t) for t in names}
+
+
+def spec_data(spec: EnvSpec) -> dict[str, Any]:
+    """A spec for JSON."""
+    data = asdict(spec)
+    for g, out in zip(spec.groups, data["groups"], strict=True):
+        out["action"] = {"kind": g.action.kind, **out["action"]}
+    return data
+
+
+def spec_of(data: dict[str, Any]) -> EnvSpec:
+    """What `spec_data` wrote down."""
+    kinds: dict[Any, Any] = {c.kind: c for c in (Discrete, MultiDiscrete, Box)}
+
+    def shape(x: Any) -> Any:
+        return {k: tuple(s) for k, s in x.items()} if isinstance(x, dict) else tuple(x)
+
+    groups = []
+    for g in data["groups"]:
+        action = {k: tuple(x) if isinstance(x, list) else x for k, x in g["action"].items()}
+        space = kinds[action.pop("kind")](**action)
+        layout = tuple(Slots(**s) for s in g["layout"])
+        groups.append(Group(**{**g, "agents": tuple(g["agents"]), "obs": shape(g["obs"]), "action": space, "layout": layout}))
+    return EnvSpec(**{**data, "groups": tuple(groups)})
 
 
 # --- what passes between rooms ---------------------------------------------------------------------------------------

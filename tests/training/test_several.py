@@ -302,8 +302,8 @@ def test_a_process_that_is_killed_is_named_and_the_others_go_on(tmp_path, capsys
     settings = Settings("ippo", "simple", run, {"eval": {"episodes": 4}, "log": {"tensorboard": False}})
     made = branch(settings, RunConfig(seeds=3, out=str(tmp_path)))
     resolved = [resolve(s) for s in made]
-    players = record(Loop(resolved[0]).players)
-    runs = [Run.create(r, players) for r in resolved]
+    loop = Loop(resolved[0])
+    runs = [Run.create(r, record(loop.players), loop.env) for r in resolved]
     board = Board(dict.fromkeys(range(3), 0), 4000, quiet=True)
     jobs = [Job(k, str(r.path), fresh=True) for k, r in enumerate(runs)]
     told = []
@@ -511,7 +511,7 @@ def test_each_loop_works_on_its_own_stream(tmp_path, monkeypatch):
     for k in (0, 1):
         settings = Settings("ippo", "simple", {"steps": 400, "envs": 8, "seed": k, "out": str(tmp_path / f"{k}")})
         loop = Loop(resolve(settings), [Look()])
-        loop.folder = Run.create(loop.resolved, record(loop.players))
+        loop.folder = Run.create(loop.resolved, record(loop.players), loop.env)
         loops.append(loop)
     run_together(loops, Board({0: 0, 1: 0}, 400, quiet=True), two)
     assert len(seen) > 8
@@ -529,7 +529,7 @@ def test_run_together_without_hooks(tmp_path):
             "ippo", "simple", {"steps": 400, "envs": 8, "seed": k, "out": str(tmp_path / f"{k}")}, {"eval": {"every": 0}}
         )
         loop = Loop(resolve(settings))
-        loop.folder = Run.create(loop.resolved, record(loop.players))
+        loop.folder = Run.create(loop.resolved, record(loop.players), loop.env)
         loops.append(loop)
     ended = run_together(loops, Board({0: 0, 1: 0}, 400, quiet=True))
     assert [(e.seed, e.step, e.failed, e.score("return/agents")) for e in ended] == [(0, 400, None, None), (1, 400, None, None)]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.envs.conversions import Conversion, direct
 from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
 
 State = dict[str, Tensor]
@@ -81,6 +82,11 @@ class Environment(ABC):
     news: list[str] = []  # sentences for whoever trains on this, who takes them out
     halves: tuple[slice, ...] = ()  # of a world in other processes: rows that `send` and `receive` step apart from the others
     restarts: int = 0  # of such processes, so far
+
+    @property
+    def conversions(self) -> dict[str, Conversion]:
+        """How the loop of the environment's own library speaks, by agent, in its order; of a native world as its spec does."""
+        return direct(self.spec)
 
     @abstractmethod
     def reset(self, noise: Tensor) -> Frame:

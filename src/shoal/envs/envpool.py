@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
+from shoal.envs.conversions import Conversion, conversion
 from shoal.envs.spaces import Moves, Observer, kind_of
 from shoal.ids import near
 from shoal.ops.compiler import cores
@@ -81,6 +82,8 @@ class EnvPool(Environment):
         if kind_of(action) != "Discrete" and not _bounded(action):
             raise UserError(f"{what} has actions that are {action}: Shoal takes one choice of EnvPool's, or bounded numbers.")
         self._moves, self._observer = Moves(action), Observer(sight)
+        self._conversion = conversion(sight, action)
+        self._conversion.action["dtype"] = str(np.dtype(wanted.dtype))
         self._wants = wanted.dtype, tuple(n for n in wanted.shape if n != -1), int(getattr(action, "start", 0))
         self._vector = kind_of(sight) == "Box" and len(self._observer.shape) == 1
         limit = inside.config.max_episode_steps
@@ -90,6 +93,10 @@ class EnvPool(Environment):
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state
         self._always, self._never = (torch.full((rows, 1), value, device=self.device) for value in (True, False))
         self.inner: Any = None
+
+    @property
+    def conversions(self) -> dict[str, Conversion]:
+        return {"agent_0": self._conversion}
 
     # --- the contract ---
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from shoal.envs.conversions import MASK, conversion
 from shoal.envs.pixels import PixelConfig, observer, picture_of
 from shoal.envs.rows import Row, Slots
 from shoal.envs.spaces import Moves, allow, kind_of, settings
@@ -52,8 +53,10 @@ class GymRow(Row):
         self.images = self.observer.images
         self.notes = (self.moves.note,) if self.moves.note else ()
         _, info = env.reset(seed=0)
-        masked = self.moves.space.kind != "continuous" and "action_mask" in info
+        masked = self.moves.space.kind != "continuous" and MASK in info
         group = Group(GROUP, GROUP, ("agent_0",), self.observer.shape, self.moves.space, masked=masked)
+        where = "info" if masked else None
+        self.conversions = {"agent_0": conversion(env.observation_space, env.action_space, where, config, config.skip)}
         self.spec = EnvSpec((group,), common=True, horizon=horizon_of(env, config))
 
     def reset(self, seed: int, out: Slots) -> None:
@@ -76,7 +79,7 @@ class GymRow(Row):
         place = {k: x[0] for k, x in seen.items()} if isinstance(seen, dict) else seen[0]
         self.observer.write(obs, place, first)
         if out.legal:
-            allow(info.get("action_mask"), self.moves.space, out.legal[GROUP][0])
+            allow(info.get(MASK), self.moves.space, out.legal[GROUP][0])
 
     def picture(self) -> np.ndarray | None:
         return picture_of(self.env)
@@ -97,6 +100,8 @@ class TupleRow(Row):
         names = [GROUP] if len(kinds) == 1 else [f"agents_{k}" for k in range(len(kinds))]
         self.place = [(names[k], kind[:i].count(k)) for i, k in enumerate(kind)]
         self.images = self.observers[0].images
+        pairs = zip(env.observation_space.spaces, spaces, strict=True)
+        self.conversions = {f"agent_{i}": conversion(*pair, None, config, config.skip) for i, pair in enumerate(pairs)}
         members = {name: [i for i, (g, _) in enumerate(self.place) if g == name] for name in names}
         groups = tuple(
             Group(g, GROUP, tuple(f"agent_{i}" for i in at), self.observers[at[0]].shape, self.moves[at[0]].space)

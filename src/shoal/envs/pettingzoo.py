@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from shoal.envs.conversions import MASK, conversion
 from shoal.envs.pixels import PixelConfig, Pixels, observer, picture_of
 from shoal.envs.rows import Row, Slots
 from shoal.envs.spaces import Moves, Observer, allow, kind_of, lists, settings
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
 
 FAMILIES = ("atari", "butterfly", "classic", "sisl")
-MASK = "action_mask"
 PROBE = 0  # the seed of the reset by which a row finds out what an environment gives
 
 
@@ -107,6 +107,7 @@ class Table(Row):
         sides = sides_of(teams, list(cast))
         self.mortal = self.turns or (len(self.agents) > 1 if mortal is None else mortal)
         self.seats: dict[Any, Seat] = {}
+        where: dict[Any, Any] = {}  # the masks of those who have some
         made = []
         for name, members in cast.items():
             first = members[0]
@@ -117,6 +118,8 @@ class Table(Row):
             made.append(Group(name, sides[name], names, shape, space, mortal=self.mortal, masked=hides))
             for i, a in enumerate(members):
                 self.seats[a] = Seat(name, i, observers[a], moves[a], masked[a])
+                where[a] = "observation" if masked[a] else "info" if hides else None
+        self.conversions = {str(a): conversion(spaces[a], env.action_space(a), where[a], pixels) for a in self.agents}
         self.teams = [[a for a in self.agents if sides[self.seats[a].group] == t] for t in dict.fromkeys(sides.values())]
         self.promised, alone = common, all(len(team) == 1 for team in self.teams)
         width, horizon = self._width() if state else None, self._horizon()

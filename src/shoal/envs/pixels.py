@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from shoal.envs.spaces import Observer
 from shoal.spec import Shape, UserError
@@ -32,14 +31,16 @@ class PixelConfig:
 
 
 class Pixels:
-    """An observer whose images come out smaller, and stacked."""
+    """An observer whose images come out smaller, and stacked; `past` holds what is stacked, by name."""
+
+    plain = False
 
     def __init__(self, inner: Observer, config: PixelConfig):
         self.inner, self.config, self.images = inner, config, inner.images
         shape = inner.shape
         named = shape if isinstance(shape, dict) else {"": shape}
         self._raw = {k: np.zeros(s, inner.images if len(s) == 3 else np.float32) for k, s in named.items()}
-        self._past: dict[str, np.ndarray] = {}
+        self.past: dict[str, np.ndarray] = {}
         out: dict[str, Shape] = {k: self._smaller(x).shape if x.ndim == 3 else x.shape for k, x in self._raw.items()}
         out = {k: (s[0] * config.stack, *s[1:]) if len(s) == 3 else s for k, s in out.items()}
         if not any(len(s) == 3 for s in out.values()):
@@ -54,11 +55,11 @@ class Pixels:
                 place[...] = raw
                 continue
             new = self._smaller(raw)
-            if first or name not in self._past:
-                self._past[name] = np.concatenate([new] * self.config.stack)
+            if first or name not in self.past:
+                self.past[name] = np.concatenate([new] * self.config.stack)
             else:
-                self._past[name] = np.concatenate((self._past[name][len(new) :], new))
-            place[...] = self._past[name]
+                self.past[name] = np.concatenate((self.past[name][len(new) :], new))
+            place[...] = self.past[name]
 
     def _smaller(self, x: np.ndarray) -> np.ndarray:
         """[C, H, W] -> [C', H', W']."""
@@ -69,6 +70,8 @@ class Pixels:
                 else np.tensordot(LUMA, x, 1)[None]
             )
         if self.config.resize is not None:
+            from PIL import Image
+
             size = (self.config.resize, self.config.resize)
             x = np.stack([np.asarray(Image.fromarray(c).resize(size, Image.Resampling.BOX)) for c in x])
         return x

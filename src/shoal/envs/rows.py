@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.envs.conversions import Conversion
 from shoal.ids import FROZEN, ROOT, load_file
 from shoal.spec import EnvSpec, Group, Shape, UserError
 
@@ -51,6 +52,7 @@ class Row(ABC):
     shapes: bool = False  # it writes shaping
     images: Any = np.uint8  # dtype of observations with three dimensions; the others are float32
     notes: tuple[str, ...] = ()  # sentences that whoever trains on it should read
+    conversions: dict[str, Conversion] | None = None  # agent -> how its environment's own loop speaks; none: as the spec does
 
     @abstractmethod
     def reset(self, seed: int, out: Slots) -> None: ...

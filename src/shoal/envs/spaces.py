@@ -48,6 +48,7 @@ class Observer:
 
     shape: Shape | dict[str, Shape]
     images: Any  # dtype of the images: uint8 unless there are some of other numbers
+    plain: bool  # an observation is one vector, and is copied
 
     def __init__(self, space: Any, leave_out: str | None = None):
         """`leave_out`: a key of a Dict that is not for the agent to see."""
@@ -69,7 +70,7 @@ class Observer:
                 self._numbers.append((path, slice(width, width + n), put))
                 width += n
         self.images = np.uint8 if types <= {np.dtype(np.uint8)} else np.float32
-        self._plain = kind_of(space) == "Box" and not shapes and len(space.shape) == 1
+        self.plain = kind_of(space) == "Box" and not shapes and len(space.shape) == 1
         if not shapes:
             self.shape = (width,)
         elif len(shapes) == 1 and not width:
@@ -80,7 +81,7 @@ class Observer:
     def write(self, obs: Any, out: Any, first: bool = False) -> None:
         """`out` is an array of `shape`, or where that has parts a dict of them. `first`: an episode begins, for observers
         that remember (`pixels.py`)."""
-        if self._plain:
+        if self.plain:
             if np.shape(obs) != out.shape:  # it would be repeated, or cut
                 raise UserError(f"an observation is of shape {np.shape(obs)}, and its space of {out.shape}.")
             out[...] = obs

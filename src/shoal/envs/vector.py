@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment, Sketch
+from shoal.envs.conversions import Conversion
 from shoal.envs.crew import Here, Workers
 from shoal.envs.rows import Arrays, Maker, Row, Steps, parts
 from shoal.ids import USER_MODULE, own_files
@@ -94,6 +95,10 @@ class Host(Environment, ABC):
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
         self._crew: Here | Workers | None = None
         self._constants: dict[tuple[int, int, bool], Tensor] = {}
+
+    @property
+    def conversions(self) -> dict[str, Conversion]:
+        return self._like.conversions or super().conversions
 
     # --- the contract ---
 

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Circle, Environment, Line, Sketch
+from shoal.envs.conversions import Conversion, Description, describe
 from shoal.envs.pettingzoo import cast_of, imported, made, sides_of
-from shoal.envs.spaces import Moves, settings
+from shoal.envs.spaces import Moves, kind_of, settings
 from shoal.ids import near
 from shoal.spec import EnvSpec, Frame, Group, Outcome, Pay, UserError, View, tree_leaves, where_rows
 
@@ -74,7 +75,11 @@ class VMAS(Environment):
         self.inner = self._made()
         agents = {a.name: i for i, a in enumerate(self.inner.agents)}
         moves = [Moves(space) for space in self.inner.action_space.spaces]
-        widths = [_flat(x).shape[1] for x in self._look()]
+        looks = self._look()
+        widths = [_flat(x).shape[1] for x in looks]
+        self._conversions = {
+            a: Conversion(_described(looks[i]), _wanted(self.inner.action_space.spaces[i])) for a, i in agents.items()
+        }
         alike = {a: (widths[i], moves[i].space) for a, i in agents.items()}
         cast = cast_of(c.groups, list(agents), alike)
         sides = sides_of(c.teams, list(cast))
@@ -84,6 +89,10 @@ class VMAS(Environment):
         self.news = list(dict.fromkeys(m.note for m in moves if m.note))
         self.clock = torch.zeros(rows, dtype=torch.long, device=self.device)
         self._always = {g.name: torch.ones(rows, g.n, dtype=torch.bool, device=self.device) for g in self.spec.groups}
+
+    @property
+    def conversions(self) -> dict[str, Conversion]:
+        return self._conversions
 
     # --- the contract ---
 
@@ -208,6 +217,20 @@ def scenarios() -> list[str]:
         raise UserError("vmas is not installed: pip install vmas.")
     root = Path(spec.submodule_search_locations[0]) / "scenarios"
     return sorted(p.stem for p in root.rglob("*.py") if p.stem != "__init__")
+
+
+def _described(obs: Any) -> Description:
+    """The space of an agent's observation: VMAS says little of it."""
+    if isinstance(obs, dict):
+        return {"type": "Dict", "spaces": [[k, _described(x)] for k, x in obs.items()]}
+    return {"type": "Box", "shape": list(obs.shape[1:]), "dtype": "float32"}
+
+
+def _wanted(space: Any) -> Description:
+    """The space of an agent's action; one choice is a number of its own, [B, 1]."""
+    if kind_of(space) != "Discrete":
+        return describe(space)
+    return {"type": "MultiDiscrete", "nvec": [int(space.n)], "start": [0], "dtype": "int64"}
 
 
 def _flat(obs: Any) -> Tensor:

@@ -131,7 +131,7 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
 
 def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, which: str = "auto") -> Algorithm:
     """What a run learnt for the group of this name."""
-    theirs = run.resolve("cpu").make_env(1).spec
+    theirs = run.spec
     if group not in (names := [g.name for g in theirs.groups]):
         raise UserError(f"the run {run.path} has no group {group!r}: it has {', '.join(names)}.")
     mine, other = spec[group], theirs[group]

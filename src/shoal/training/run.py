@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,8 +22,10 @@ import numpy as np
 import torch
 
 import shoal
+from shoal.envs.base import Environment
+from shoal.envs.conversions import Conversion
 from shoal.log.logger import read_metrics
-from shoal.spec import UserError
+from shoal.spec import EnvSpec, UserError, spec_data, spec_of
 from shoal.training import checkpoint
 from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
 
@@ -56,6 +58,29 @@ class Run:
     def resolve(self, device: str | None = None) -> Resolved:
         return resolve(self.settings, device)
 
+    @cached_property
+    def spec(self) -> EnvSpec:
+        return self._world[0]
+
+    @cached_property
+    def conversions(self) -> dict[str, Conversion]:
+        """How the loop of the environment's own library speaks, by agent."""
+        return self._world[1]
+
+    @cached_property
+    def _world(self) -> tuple[EnvSpec, dict[str, Conversion]]:
+        """As the run recorded it: no environment is made. An older run has no record, and one is."""
+        world = self.settings.world
+        if not world:
+            env = self.resolve("cpu").make_env(1)
+            return env.spec, env.conversions
+        try:
+            return spec_of(world["spec"]), {a: Conversion(**c) for a, c in world["conversions"].items()}
+        except (LookupError, TypeError, ValueError, AttributeError) as e:
+            raise UserError(
+                f"{self.path / 'config.json'} has a `world` that cannot be read: {type(e).__name__}: {e}."
+            ) from None
+
     def _with_own_code(self, settings: Settings) -> Settings:
         """A user's own files as they were when the run began: it keeps copies."""
 
@@ -68,7 +93,7 @@ class Run:
         parts = map_own((settings.sections, settings.groups, players), partial(own, "objects"))
         sections, groups, players = parts
         algo, env = own("algos", settings.algo), own("envs", settings.env)
-        return Settings(algo, env, settings.run, sections, groups, team, players)
+        return Settings(algo, env, settings.run, sections, groups, team, players, settings.world)
 
     def set_steps(self, steps: int) -> None:
         """A new total, for those who go on after us."""
@@ -98,10 +123,10 @@ class Run:
         return f
 
     @staticmethod
-    def create(resolved: Resolved, players: dict[str, dict[str, Any]]) -> Run:
+    def create(resolved: Resolved, players: dict[str, dict[str, Any]], world: Environment) -> Run:
         """A new folder with its config.json and versions.json. Nothing is made when it cannot be made whole."""
         settings, run = resolved.settings, resolved.run
-        record = settings.completed(players)
+        record = settings.completed(players, recorded_world(world))
         folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
         refuse_taken(folder)
         try:
@@ -120,6 +145,10 @@ class Run:
         (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
         (folder / "config.json").write_text(record.to_json())  # last: with it the folder is a run
         return Run(folder)
+
+
+def recorded_world(env: Environment) -> dict[str, Any]:
+    return {"spec": spec_data(env.spec), "conversions": {a: dataclasses.asdict(c) for a, c in env.conversions.items()}}
 
 
 def refuse_taken(folder: Path) -> None:

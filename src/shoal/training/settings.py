@@ -73,11 +73,12 @@ class Settings:
     groups: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # group -> algo or net -> field -> value
     team: dict[str, str] = field(default_factory=dict)  # group or team -> algorithm, run or random
     players: dict[str, dict[str, Any]] = field(default_factory=dict)  # group -> who came to play it; a run's record
+    world: dict[str, Any] = field(default_factory=dict)  # its spec, and how its own loop speaks; a run's record
 
     def section(self, name: str) -> dict[str, Any]:
         return self.sections.get(name, {})
 
-    def completed(self, players: dict[str, dict[str, Any]]) -> Settings:
+    def completed(self, players: dict[str, dict[str, Any]], world: dict[str, Any]) -> Settings:
         """As a run records it: defaults filled in (an algorithm's with its player), so that it starts again as it was."""
         entry = find("envs", self.env)
         kinds = {"env": entry.load().Config, **SECTIONS}
@@ -88,7 +89,7 @@ class Settings:
         team = {g: absolute(who) for g, who in self.team.items()}
         sections, groups, players = map_own(({**self.sections, **full}, self.groups, players), absolute)
         env = map_own(absolute(self.env), absolute)
-        return Settings(absolute(self.algo), env, run, sections, groups, team, players)
+        return Settings(absolute(self.algo), env, run, sections, groups, team, players, world)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -107,7 +108,7 @@ class Settings:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"{path} has an unknown key {key!r}{near(key, known)}.")
-            depth = {"algo": 0, "env": 0, "run": 1, "team": 1, "sections": 2, "players": 2, "groups": 3}[key]
+            depth = {"algo": 0, "env": 0, "run": 1, "team": 1, "sections": 2, "players": 2, "groups": 3, "world": 1}[key]
             if not _nested(value, depth) or (depth == 0 and not isinstance(value, str)):
                 raise UserError(f"{path}: {key!r} is {value!r:.60}, which is not of the form that a run's config.json has.")
         return Settings(**values)
