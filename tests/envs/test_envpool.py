@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -263,3 +264,15 @@ def test_threads_are_some(threads: int) -> None:
 def test_what_is_refused(id: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         make(id)
+
+
+@needs
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_policy_acts_in_envpools_own_loop(tmp_path: Path, id: str) -> None:
+    policy = shoal.load(shoal.train("ppo", f"envpool/{id}", out=tmp_path / "r", **QUICK))
+    inner = importlib.import_module("envpool").make_gymnasium(id, num_envs=3, seed=1)
+    (seen, _), memory = inner.reset(), None
+    for _ in range(3):
+        actions, memory = policy.act(seen, memory)
+        assert len(actions) == 3
+        seen, *_ = inner.step(actions)
