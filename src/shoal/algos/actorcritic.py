@@ -13,9 +13,10 @@ Critics of agents that are paid alike are one, [T, B, 1]; where pay differs each
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -91,11 +92,12 @@ class ActorCritic(Algorithm, ABC):
         self.width = params_of(self.space)  # of an action as a vector
         self.lists = type(self).lists and not isinstance(self.space, Box)  # type: ignore[misc]
         make = normaliser(c.normaliser)
-        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make)
+        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make, blank=self.outlives)
         self.central = self.sight.central
         self.around = [g.name for g in self.sight.around] if self.central else list(groups)
         self.others = [g for g in self.around if g not in groups]
-        self.as_one = self.sight.together and spec.common and not self.lists  # one critic judges for all
+        apart = c.after_death == "own" and any(spec[g].mortal for g in groups)  # each has a value that ends with it
+        self.as_one = self.sight.together and spec.common and not self.lists and not apart  # one critic judges for all
         self.actor = self.make_actor(generator)
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.reward_norm = Running() if c.normalise_reward else None
@@ -117,9 +119,9 @@ class ActorCritic(Algorithm, ABC):
     def _critic(self, generator: torch.Generator) -> Judge:
         encoder, agents, net = self.sight.critic_encoder(generator), self.sight.agents, self.net
         if self.as_one:
-            agents, net = ("all",), replace(net, share="plain")
+            agents, net = ("all",), dataclasses.replace(net, share="plain")
         elif self.central and not self.spec.common:  # whose pay differs, they are judged apart
-            net = replace(net, share="none")
+            net = dataclasses.replace(net, share="none")
         told = sum(self.spec[g].n * params_of(self.spec[g].action) for g in self.around) if self.central else self.width
         told = 0 if self.lists and not self.central else told
         gain = net.gain_actor if self.lists else net.gain_critic
@@ -190,7 +192,7 @@ class ActorCritic(Algorithm, ABC):
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         at = frame[self.groups[0]].acts.dim() - 1
         before, view = self.joined(memory.__getitem__, at), self._views(frame, at)
-        params, state = actor(self.sight.obs(frame, at), before.get("actor"), None, self._moves(view["acts"]))
+        params, state = actor(self.sight.obs(frame, at), before.get("actor"), None, self._moves(view["remembering"]))
         given, after = None if noise is None else self.joined(noise.__getitem__, at), dict(before)
         if given is not None and explore and self.config.noise_keep:
             given, after["noise"] = correlated(given, before["noise"], view["start"], self.config.noise_keep)
@@ -204,10 +206,11 @@ class ActorCritic(Algorithm, ABC):
         return self.parted(actions, at), self.parted(after, at), {g: {} for g in self.groups}
 
     def _views(self, frame: Frame, at: int) -> dict[str, Any]:
-        return {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "alive", "start", "legal")}  # noqa: B023
+        views = {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "alive", "start", "legal")}  # noqa: B023
+        return {**views, "remembering": self.joined(lambda g: self.remembering(frame[g]), at)}
 
-    def _moves(self, acts: Tensor) -> Tensor | None:
-        return acts if self.recurrent and self.uneven else None
+    def _moves(self, who: Tensor) -> Tensor | None:
+        return who if self.recurrent and self.uneven else None
 
     def _anything(self, noise: Tensor, legal: Tensor | None) -> Tensor:
         u = noise[..., : self.width]
@@ -219,7 +222,7 @@ class ActorCritic(Algorithm, ABC):
         """A critic's memory after what is seen now. Of one that judges for all every agent has a copy, and those who start have
         lost theirs already."""
         judge: Any = self.critics[int(k)]
-        seen, moves = self.sight.seen(frame, view["acts"].dim() - 1), self._moves(view["acts"])
+        seen, moves = self.sight.seen(frame, view["acts"].dim() - 1), self._moves(view["remembering"])
         if not self.as_one:
             return judge.see(seen, state, None, moves)[1]
         who = view["start"].long().argmin(-1)[..., None, None]
@@ -251,12 +254,14 @@ class ActorCritic(Algorithm, ABC):
             return self._update(batch)
 
     def _update(self, batch: Batch) -> dict[str, Tensor]:
-        later, noise = recall.later(batch, self.burn_in), self._noise(batch)
+        happened, noise = recall.later(batch, self.burn_in), self._noise(batch)
+        batch = dataclasses.replace(batch, next=self.next_frame(batch))
+        later = recall.later(batch, self.burn_in)
         said = {g: self._said(later.frame, g, values.as_vector(later.actions[g], self.spec[g].action)) for g in self.around}
         with torch.no_grad():
             value_t = self._worth(batch, later, noise, True) if self.spec.turns else None
-            reward = recall.reward(self, later)
-            target, mask = recall.targets(self, later, reward, self._worth(batch, later, noise, False), value_t, self.as_one)
+            value_tp1 = self._worth(batch, later, noise, False)
+            target, mask = recall.targets(self, happened, recall.reward(self, happened), value_tp1, value_t)
         told = self._judge(batch, later, said, self._learnt(target), None if mask is None else self._learnt(mask))
         told |= self._in_time(lambda keep: self._improve(batch, later, said, noise, keep))
         self.target.follow()
@@ -286,7 +291,7 @@ class ActorCritic(Algorithm, ABC):
     ) -> dict[str, Tensor]:
         """The critics' step."""
         c, beside = self.config, self._beside(self.joined(said.__getitem__, 2), said, each=False)
-        actions = self.joined(later.actions.__getitem__, 2)
+        actions = self.joined(lambda g: self.taken(later, g), 2)
         each = []
         for k, judge in enumerate(self.critics):
             q = judge(self._features(judge, k, batch), beside)
@@ -373,7 +378,8 @@ class ActorCritic(Algorithm, ABC):
         for g in self.others:
             did = values.as_vector(later.actions[g], self.spec[g].action)
             said[g] = self._said(frame, g, did) if now else self._asked(batch, later, g, noise["next"], False)
-        own = self.joined(said.__getitem__, 2) if self.as_one else action  # one's own next action counts, whoever is gone
+        # one's own next action counts, whoever is gone; but that the dead do nothing where they are valued
+        own = self.joined(said.__getitem__, 2) if self.as_one or self.outlives else action
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now), beside) for k, judge in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
@@ -440,7 +446,7 @@ class ActorCritic(Algorithm, ABC):
             view = self._views(frame, 2)
             if self.as_one and not actor:
                 return self._begins(view), None
-            return view["start"], self._moves(view["acts"] if frame is batch.frame else view["acts"] | ~view["alive"])
+            return view["start"], self._moves(view["remembering"] if frame is batch.frame else view["acts"] | ~view["alive"])
 
         state = self.joined(lambda g: batch.memory[g]["actor"] if actor else batch.memory[g]["critic"][whose], 1)
         state = tree_map(lambda x: x[..., :1, :], state) if self.as_one and not actor else state

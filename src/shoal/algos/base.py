@@ -13,7 +13,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,10 +21,14 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from shoal.nets.layers import MLP, NetConfig
+from shoal.ops import losses
 from shoal.ops.kernels import find
 from shoal.ops.schedules import Now
-from shoal.ops.values import as_vector
-from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_leaves, tree_map, where_rows
+from shoal.ops.values import as_vector, first_choice
+from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, View, tree_leaves, tree_map, where_rows
+
+
+AfterDeath = Literal["auto", "team", "own"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Algorithm(nn.Module, ABC):
 
     id: str = ""  # the name it was asked for by
     fused: bool = False  # kernels of our own
+    as_one: bool = False  # its agents have one value, their team's, in which the dead count as nothing
     remark: str | None = None  # a sentence for whoever starts a run: what a setting costs
     feed: Rollout | Replay
 
@@ -91,6 +96,7 @@ class Algorithm(nn.Module, ABC):
         self.space, self.obs = first.action, first.obs
         self.n = sum(spec[g].n for g in groups)
         self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
+        self.outlives = outlives(spec, groups, getattr(config, "after_death", "own"))  # returns go on after an agent's death
 
     @property
     def nets(self) -> dict[str, nn.Module]:
@@ -190,8 +196,115 @@ class Algorithm(nn.Module, ABC):
         return {g: tree_map(lambda t, k=k: t.split(sizes, agents_at)[k], x) for k, g in enumerate(self.groups)}
 
     def mask(self, batch: Batch) -> Tensor | None:
-        """[T, B, N] who is in losses and statistics; none where everybody always is."""
+        """[T, B, N] who is in policy losses and statistics; none where everybody always is."""
         return self.joined(lambda g: batch.frame[g].acts, 2) if self.uneven else None
+
+    # --- where an agent's return ends ---
+
+    def ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame. Where
+        returns go on after death, both are the team's: nobody of it goes on, or nobody is there in the next frame."""
+        if self.outlives:
+            each = {g: self._team_ends(batch, g) for g in self.groups}
+            terminated, cut = (self.joined(lambda g, k=k: each[g][k], 2) for k in (0, 1))  # type: ignore[misc]
+        else:
+            terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
+            cut = batch.over[..., None].expand_as(terminated)
+            cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+        return terminated if self.config.time_limit else terminated | cut, cut
+
+    def earned(self, batch: Batch) -> Tensor:
+        """[T, B, N] what was paid. Where returns go on after death the dead earn the mean of what the living of their team are
+        paid: a world may pay the living alone, or the dead something that is not theirs."""
+        if not self.outlives:
+            return self.joined(batch.paid.__getitem__, 2)
+
+        def part(g: str) -> Tensor:
+            alive, paid = self._of_team(g, lambda h: batch.frame[h].alive), self._of_team(g, batch.paid.__getitem__)
+            return batch.paid[g].where(batch.frame[g].alive, losses.masked_mean(paid, alive, (2,)))
+
+        return self.joined(part, 2)
+
+    def valued(self, batch: Batch) -> Tensor | None:
+        """[T, B, N] whose values are learnt; none where everybody's always are. Where returns go on after death: everybody's
+        while somebody of the team is there, of those who have not arrived yet as well; in turn-based worlds in own turns."""
+        if not self.outlives or self.spec.turns:
+            return self.mask(batch)
+        return self.joined(
+            lambda g: self._of_team(g, lambda h: batch.frame[h].alive).any(-1, keepdim=True).expand_as(batch.frame[g].alive), 2
+        )
+
+    def next_frame(self, batch: Batch) -> Frame:
+        """The true next frames, as values see them. Where returns go on after death, agents that were cut off with their team's
+        episode are there, with their last observations, and the dead have one choice, the first."""
+        if not self.values_dead:
+            return batch.next
+        views = dict(batch.next.views)
+        for g in self.groups:
+            then, last, space = batch.next[g], self._cut_off(batch, g), self.spec[g].action
+            alive, legal = then.alive | last, None
+            if not isinstance(space, Box):
+                first = first_choice(space, alive.device)
+                legal = alive[..., None] | first if then.legal is None else then.legal.where(alive[..., None], first)
+            views[g] = replace(then, alive=alive, acts=then.acts | last, legal=legal)
+        return Frame(views, batch.next.state)
+
+    def turn_tp1(self, batch: Batch) -> Tensor:
+        """[T, B, N] whose V(next) says something: those to move, and the gone, who left a last observation; where returns go on
+        after death these are none but who was cut off with the team."""
+        if self.outlives:
+            return self.joined(lambda g: batch.next[g].acts | self._cut_off(batch, g), 2)
+        return self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)
+
+    def taken(self, batch: Batch, group: str) -> Tensor:
+        """[T, B, N] or [T, B, N, D] what a group did; where returns go on after death the dead took their one choice."""
+        action = batch.actions[group]
+        return where_rows(batch.frame[group].alive, action, torch.zeros_like(action)) if self.values_dead else action
+
+    def remembering(self, view: View) -> Tensor:
+        """[..., N] whose memory goes on: that of those who act. Where values of the dead are learnt theirs as well, of the zeros
+        that they see, so that a value is the same when it is learnt and when it is bootstrapped from."""
+        return view.acts | ~view.alive if self.values_dead else view.acts
+
+    @property
+    def values_dead(self) -> bool:
+        """Whether every agent has a value of its own, which goes on after its death."""
+        return self.outlives and not self.as_one
+
+    def _of_team(self, group: str, part: Callable[[str], Tensor]) -> Tensor:
+        """Tensors of all groups of a group's team, whoever plays them, side by side: [T, B, all agents]."""
+        parts = [part(g.name) for g in self.spec.teams[self.spec[group].team]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+    def _team_ends(self, batch: Batch, group: str) -> tuple[Tensor, Tensor]:
+        """[T, B, N] whether nobody of a group's team goes on, and whether its episode is over or nobody is there any more."""
+        ended = ~self._of_team(group, lambda g: goes_on(batch, g)).any(-1, keepdim=True)
+        left = ~self._of_team(group, lambda g: batch.next[g].alive).any(-1, keepdim=True)
+        shape = batch.frame[group].alive.shape
+        return ended.expand(shape), (batch.over[..., None] | left).expand(shape)
+
+    def _cut_off(self, batch: Batch, group: str) -> Tensor:
+        """[T, B, N] who is gone because its team's episode was cut off: what it saw last is worth what was to come."""
+        lived = batch.frame[group].alive & ~batch.next[group].alive
+        return self._team_ends(batch, group)[1] & lived & ~batch.pays[group].terminated
+
+
+def goes_on(batch: Batch, group: str) -> Tensor:
+    """[T, B, N] who of a group has a next moment that may be worth something: whoever was or is there and did not terminate,
+    and who was born again at once."""
+    now, then = batch.frame[group], batch.next[group]
+    return (now.alive | then.alive) & (~batch.pays[group].terminated | then.start)
+
+
+def outlives(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
+    """Whether an agent's return goes on after its death, until its team's episode ends: where agents can die, teams are more
+    than one, and their pay is common."""
+    if after_death == "team" and not spec.common:
+        raise UserError(
+            "--algo.after-death team is for agents that are paid alike: ask for --reward team-mean or --reward team-sum."
+        )
+    crowd = any(sum(g.n for g in spec.teams[spec[x].team]) > 1 for x in groups)
+    return after_death != "own" and spec.common and crowd and any(spec[g].mortal for g in groups)
 
 
 def begun(frame: Frame, memory: dict[str, Any]) -> dict[str, Any]:
@@ -342,9 +455,13 @@ class Target(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def follow(self) -> None:
-        self.updates += 1
-        moves = None if self.every == 1 else self.updates % self.every == 0  # none: always
+    def follow(self, stepped: Tensor | None = None) -> None:
+        """`stepped`: whether the optimiser took a step, a bool tensor; its clock stands still where it did not. None: it did."""
+        self.updates += 1 if stepped is None else stepped
+        moves = stepped  # none: always
+        if self.every > 1:
+            due = self.updates % self.every == 0
+            moves = due if stepped is None else due & stepped
         self._flat[0].lerp_(self._ahead[0], self.tau if moves is None else moves * self.tau)
         for mine, theirs in self._pairs:
             mine.copy_(theirs if moves is None else theirs.where(moves, mine))

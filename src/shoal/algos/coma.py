@@ -48,12 +48,13 @@ none`, -18.0 with one net and all else the same. Scores and their commands: `ben
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout, Target, bounded
+from shoal.algos.base import AfterDeath, Algorithm, Optimiser, Replay, Rollout, Target, bounded
 from shoal.algos.sight import Sight, scope_width
 from shoal.buffers.minibatches import spans
 from shoal.nets.encoders import Beside, images_of, vector_width
@@ -84,6 +85,7 @@ class COMA(Algorithm):
         gamma: float = 0.95  # discount
         lam: float = 0.8  # TD(lambda)
         time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+        after_death: AfterDeath = "auto"  # a return ends with its team's episode (auto, team) or with the agent (own)
         epsilon: float = 0.5  # share of uniform choice in the policy, at first
         epsilon_last: float = 0.01  # and at last
         epsilon_steps: int = 500_000  # environment steps until then; flat from there on
@@ -146,7 +148,8 @@ class COMA(Algorithm):
         self.sizes = {g: spec[g].n * sum(self.spaces[g].sizes) for g in groups}  # numbers of a group's actions, one-hot
         self.noise = max(sum(s.sizes) for s in self.spaces.values())
         make = normaliser(c.normaliser)
-        self.sights = nn.ModuleDict({g: Sight(self, "world", "agent", net, c.normalise_obs, make, (g,)) for g in groups})
+        see = partial(Sight, self, "world", "agent", net, c.normalise_obs, make, blank=self.outlives)
+        self.sights = nn.ModuleDict({g: see((g,)) for g in groups})
         self.actors = nn.ModuleDict({g: self._actor(g, generator) for g in groups})
         self.critics = nn.ModuleDict({g: self._critic(g, generator) for g in groups})
         self.value_norm = make() if c.normalise_value else None
@@ -225,7 +228,7 @@ class COMA(Algorithm):
         actions, after, last = {}, {}, {g: memory[g]["last"] for g in self.groups}
         for g in self.groups:
             view = frame[g]
-            pi, state = self._policy(g, frame, last[g], memory[g].get("actor"), None, self._moves(view.acts))
+            pi, state = self._policy(g, frame, last[g], memory[g].get("actor"), None, self._moves(self.remembering(view)))
             floor = self.epsilon if explore and self.learns else torch.zeros_like(self.epsilon)
             actions[g] = pi.mode() if noise is None else self._draw(g, pi, view.legal, noise[g], floor)
             said = values.one_hot(actions[g], self.spaces[g]) * view.acts[..., None]
@@ -234,7 +237,8 @@ class COMA(Algorithm):
             played = {g: after[g]["last"] for g in self.groups}
             for g in self.groups:
                 seen = self._seen(frame, g, played, last)
-                after[g]["critic"] = self.critics[g](seen, memory[g]["critic"], None, self._moves(frame[g].acts))[1]
+                moves = self._moves(self.remembering(frame[g]))
+                after[g]["critic"] = self.critics[g](seen, memory[g]["critic"], None, moves)[1]
         return actions, after, {g: {} for g in self.groups}
 
     def _policy(
@@ -252,8 +256,8 @@ class COMA(Algorithm):
         chance = floored(pi.probabilities(), floor, space, legal).clamp(min=TINY).log()
         return Choice(chance, space.sizes, legal, space.shape == ()).sample(noise[..., : chance.shape[-1]])
 
-    def _moves(self, acts: Tensor) -> Tensor | None:
-        return acts if self.recurrent and self.uneven else None
+    def _moves(self, who: Tensor) -> Tensor | None:
+        return who if self.recurrent and self.uneven else None
 
     # --- learning ---
 
@@ -288,13 +292,12 @@ class COMA(Algorithm):
             self._weigh(batch)  # rewards are new; what was seen stays as it was seen until the update is done
         with torch.no_grad():
             seen = {g: self._seen(batch.frame, g, played, last) for g in self.groups}
-            following, own = self._following(batch, played, after)
-            target = {g: self._targets(batch, g, seen[g], played, following, own[g]) for g in self.groups}
+            target, valued = self._targets(batch, seen, played, after), self._valued(batch)
             if self.value_norm is not None:
-                for g in self.groups:
-                    self.value_norm.update(target[g], self._mask(batch, g))
-                target = {g: self.value_norm.normalise(x) for g, x in target.items()}
-        q, told = self._judge(batch, seen, played, target)
+                for x, mask in zip(self.parted(target, 2).values(), self.parted(valued, 2).values(), strict=True):
+                    self.value_norm.update(x, mask)
+                target = self.value_norm.normalise(target)
+        q, told = self._judge(batch, seen, target, valued)
         told |= self._improve(batch, policies, played, q)
         if isinstance(self.feed, Rollout):
             for g in self.groups:
@@ -310,7 +313,7 @@ class COMA(Algorithm):
         """The memory before a batch's first step, where agents start and whose memory goes on; none where nobody has one."""
         if not self.recurrent:
             return None, None, None
-        return batch.memory[g][whose], batch.frame[g].start, self._moves(batch.frame[g].acts)
+        return batch.memory[g][whose], batch.frame[g].start, self._moves(self.remembering(batch.frame[g]))
 
     def _last(self, batch: Batch, g: str, played: Tensor) -> Tensor:
         """[T, B, N, A] what agents did the step before; nothing where they start."""
@@ -318,25 +321,31 @@ class COMA(Algorithm):
         return shifted.masked_fill(batch.frame[g].start[..., None], 0)
 
     def _mask(self, batch: Batch, g: str) -> Tensor:
-        """[T, B, N] who is in losses."""
+        """[T, B, N] who is in the actors' losses."""
         acts = batch.frame[g].acts
         return acts if batch.filled is None else acts & batch.filled[..., None]
 
+    def _valued(self, batch: Batch) -> Tensor:
+        """[T, B, N] whose values are learnt, of all groups."""
+        valued = self.joined(lambda g: batch.frame[g].acts, 2) if (known := self.valued(batch)) is None else known
+        return valued if batch.filled is None else valued & batch.filled[..., None]
+
     def _following(
-        self, batch: Batch, played: dict[str, Tensor], after: dict[str, Any]
+        self, batch: Batch, frame_tp1: Frame, cut: Tensor, played: dict[str, Tensor], after: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """[T, B, N, A] what was done in the next moments; what would be drawn there, where nothing was done any more. As the
         others see it, and as it is for an agent's own value: one that is cut off alone is gone for the others."""
         assert batch.noise is not None
         noise = batch.noise.split([batch.over.numel() * n for n in self.sizes.values()])
-        ends, seen, own = batch.over.clone(), {}, {}
+        seen, own = {}, {}
+        ends = cut.clone()
         ends[-1] = True
-        for (g, hot), u in zip(played.items(), noise, strict=True):
-            view = batch.next[g]
+        for (g, hot), end, u in zip(played.items(), self.parted(ends, 2).values(), noise, strict=True):
+            view = frame_tp1[g]
             state = where_rows(view.start, tree_map(torch.zeros_like, after[g]), tree_map(torch.detach, after[g]))
-            pi, _ = self._policy(g, batch.next, hot, state, None, self._moves(view.acts | ~view.alive))
+            pi, _ = self._policy(g, frame_tp1, hot, state, None, self._moves(view.acts | ~view.alive))
             drawn = values.one_hot(self._draw(g, pi, view.legal, u.reshape(hot.shape), self.epsilon), self.spaces[g])
-            nothing = ends[..., None] | ~view.alive
+            nothing = end | ~view.alive
             own[g] = torch.where(nothing[..., None], drawn, torch.cat((hot[1:], hot[-1:])))
             seen[g] = own[g] * view.alive[..., None]
         return seen, own
@@ -349,57 +358,58 @@ class COMA(Algorithm):
         return torch.cat((self._sight(g).seen(frame), others, before.expand(*before.shape[:-2], n, -1)), -1)
 
     def _targets(
-        self, batch: Batch, g: str, seen: Tensor, played: dict[str, Tensor], following: dict[str, Tensor], own: Tensor
+        self, batch: Batch, seen: dict[str, Tensor], played: dict[str, Tensor], after: dict[str, Any]
     ) -> Tensor:
-        """[T, B, N] TD(lambda) returns of the target critic."""
-        c, view = self.config, batch.next[g]
-        targets: Any = self.target.module
-        critic, state = targets[g], {}
-        if self.recurrent:
-            _, state = critic(seen, *self._moment(batch, g, "critic"))
-            state = where_rows(view.start, tree_map(torch.zeros_like, state), state)
-        q_tp1, _ = critic(self._seen(batch.next, g, following, played), state, None, self._moves(view.acts | ~view.alive))
-        value_tp1 = self._in_rewards(values.expected(q_tp1, own, self.spaces[g]))
-        terminated = batch.pays[g].terminated
-        cut = batch.over[..., None].expand_as(terminated)
-        cut = cut | ~view.alive if self.uneven else cut
-        terminated = terminated if c.time_limit else terminated | cut
-        return td_lambda(self._reward(batch, g), value_tp1, terminated, cut, c.gamma, c.lam)
+        """[T, B, N] TD(lambda) returns of the target critics, of all groups."""
+        frame_tp1, (terminated, cut) = self.next_frame(batch), self.ends(batch)
+        following, own = self._following(batch, frame_tp1, cut, played, after)
+
+        def next_value(g: str) -> Tensor:
+            view, targets, state = frame_tp1[g], cast(nn.ModuleDict, self.target.module), {}
+            if self.recurrent:
+                _, state = targets[g](seen[g], *self._moment(batch, g, "critic"))
+                state = where_rows(view.start, tree_map(torch.zeros_like, state), state)
+            q, _ = targets[g](self._seen(frame_tp1, g, following, played), state, None, self._moves(view.acts | ~view.alive))
+            return self._in_rewards(values.expected(q, own[g], self.spaces[g]))
+
+        value_tp1 = self.joined(next_value, 2)
+        return td_lambda(self._reward(batch), value_tp1, terminated, cut, self.config.gamma, self.config.lam)
 
     def _in_rewards(self, value: Tensor) -> Tensor:
         """Values in the units of the rewards that are learnt from."""
         return value if self.value_norm is None else self.value_norm.denormalise(value)
 
-    def _reward(self, batch: Batch, g: str) -> Tensor:
-        reward = batch.paid[g] * self.config.reward_scale
+    def _reward(self, batch: Batch) -> Tensor:
+        reward = self.earned(batch) * self.config.reward_scale
         return reward if self.reward_norm is None else self.reward_norm.divide(reward)
 
     def _judge(
-        self, batch: Batch, seen: dict[str, Tensor], played: dict[str, Tensor], target: dict[str, Tensor]
+        self, batch: Batch, seen: dict[str, Tensor], target: Tensor, valued: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The critics' steps. Returns what they said before each of them, [T, B, N, A], and means."""
+        """The critics' steps. Returns what they said before each of them, [T, B, N, A], and means over all samples."""
         c, steps = self.config, len(batch.over)
         pieces = spans(steps, max(c.critic_slices, 1))
         states = {g: self._states(batch, g, seen[g], [a for a, _ in pieces]) for g in self.groups}
+        own = {g: values.one_hot(self.taken(batch, g), self.spaces[g]) for g in self.groups}
         said: dict[str, list[Tensor]] = {g: [] for g in self.groups}
         told: list[dict[str, Tensor]] = []
+        counts: list[Tensor] = []
         for k, (a, b) in reversed(list(enumerate(pieces))):
-            taken, mask = [], []
+            taken = []
             for g in self.groups:
                 moment = tree_map(lambda x: x[a:b], self._moment(batch, g, "critic")[1:])  # noqa: B023
                 q, _ = self.critics[g](seen[g][a:b], states[g][k], *moment)
                 said[g].append(q.detach())
-                taken.append(values.expected(q, played[g][a:b], self.spaces[g]))
-                mask.append(self._mask(batch, g)[a:b])
-            value, goal, there = torch.cat(taken, 2), torch.cat([target[g][a:b] for g in self.groups], 2), torch.cat(mask, 2)
+                taken.append(values.expected(q, own[g][a:b], self.spaces[g]))
+            value, goal, there = torch.cat(taken, 2), target[a:b], valued[a:b]
             error, count = losses.value_error(value, goal, c.huber), there.sum()
             norm = self.critic_optimiser.descend(losses.masked_sum(error, there), count, count > 0)
-            self.target.follow()
+            self.target.follow(count > 0)
             value = value.detach()
             each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": self._in_rewards(value)}
             told.append({**{k: losses.masked_mean(x, there) for k, x in each.items()}, "grad_norm_critic": norm})
-        means = {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
-        return {g: self._in_rewards(torch.cat(xs[::-1])) for g, xs in said.items()}, means
+            counts.append(count)
+        return {g: self._in_rewards(torch.cat(xs[::-1])) for g, xs in said.items()}, losses.weighted_means(told, counts)
 
     @torch.no_grad()
     def _states(self, batch: Batch, g: str, seen: Tensor, begins: list[int]) -> list[Any]:

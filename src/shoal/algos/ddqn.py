@@ -103,12 +103,16 @@ class DDQN(Algorithm):
         c = config
         if net.trunk == "shared":
             raise UserError(f"--net.trunk shared is for actors beside critics: {type(self).__name__} has neither.")
+        self.as_one = self.unit == "team"
+        if self.as_one and c.after_death == "own":
+            raise UserError(f"{type(self).__name__} has one value for a team, which ends with it: leave --algo.after-death.")
         self.recurrent = net.memory != "none"
         self.chunk, self.burn_in = recall.lengths(self)
         self.feed = recall.feed(c, self.chunk, self.burn_in)
         self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
         make = normaliser(c.normaliser)
-        self.sights = nn.ModuleDict({g: Sight(self, "own", "state", net, c.normalise_obs, make, (g,)) for g in groups})
+        see = partial(Sight, self, "own", "state", net, c.normalise_obs, make, blank=self.values_dead)
+        self.sights = nn.ModuleDict({g: see((g,)) for g in groups})
         self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
         self.reward_norm = Running() if c.normalise_reward else None
@@ -158,7 +162,7 @@ class DDQN(Algorithm):
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
             obs = self._sight(g).obs(frame, view.acts.dim() - 1)
-            q, state = self._net(g)(obs, memory[g], None, self._moves(view.acts), weights)
+            q, state = self._net(g)(obs, memory[g], None, self._moves(self.remembering(view)), weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
             if u is None:
                 continue
@@ -171,8 +175,8 @@ class DDQN(Algorithm):
                 actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
         return actions, after, {g: {} for g in self.groups}
 
-    def _moves(self, acts: Tensor) -> Tensor | None:
-        return acts if self.recurrent and self.uneven else None
+    def _moves(self, who: Tensor) -> Tensor | None:
+        return who if self.recurrent and self.uneven else None
 
     # --- learning ---
 
@@ -208,7 +212,7 @@ class DDQN(Algorithm):
         q_t = self.joint(q_t, acts, later.frame, target=False)
         with torch.no_grad():
             q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
-            target, mask = recall.targets(self, later, recall.reward(self, later), q_tp1, value_t, self.unit == "team")
+            target, mask = recall.targets(self, later, recall.reward(self, later), q_tp1, value_t)
         q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
         mask = None if mask is None else mask[: self.chunk]
         loss = losses.value_error(q_t, target, c.huber)
@@ -243,7 +247,8 @@ class DDQN(Algorithm):
         space, net, target = self.spaces[g], self._net(g), self._net(g, target=True)
         q_t, after = self._unroll(net, batch, g, noise[0])
         with torch.no_grad():
-            view, value_t = later.next[g], None
+            following, value_t = self.next_frame(later), None
+            view = following[g]
             after_target: Any = {}
             if self.recurrent or self.spec.turns:
                 present, after_target = self._unroll(target, batch, g, noise[2])
@@ -252,11 +257,11 @@ class DDQN(Algorithm):
             if self.recurrent:
                 states = tree_map(torch.detach, (after, after_target))
                 after, after_target = where_rows(view.start, tree_map(torch.zeros_like, states), states)
-            obs, moves = self._sight(g).obs(later.next, 2), self._moves(view.acts | ~view.alive)
+            obs, moves = self._sight(g).obs(following, 2), self._moves(view.acts | ~view.alive)
             scorer, _ = target(obs, after_target, None, moves, noise[2])
             chooser = net(obs, after, None, moves, noise[1])[0] if self.config.double else scorer
             q_tp1 = values.double_q(chooser, scorer, space, view.legal)
-        return values.taken(q_t, later.actions[g], space), q_tp1, value_t
+        return values.taken(q_t, self.taken(later, g), space), q_tp1, value_t
 
     def _unroll(self, net: Values, batch: Batch, g: str, noise: Tensor | None) -> tuple[Tensor, Any]:
         """Values after the burn-in, and the memory after each step."""
@@ -264,7 +269,7 @@ class DDQN(Algorithm):
         if not self.recurrent:
             return net(obs, noise=noise)
         look = partial(net, noise=noise)
-        return recall.unrolled(look, self.burn_in, obs, batch.memory[g], view.start, self._moves(view.acts))
+        return recall.unrolled(look, self.burn_in, obs, batch.memory[g], view.start, self._moves(self.remembering(view)))
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""

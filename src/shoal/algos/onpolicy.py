@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Optimiser, Rollout, bounded
+from shoal.algos.base import AfterDeath, Algorithm, Optimiser, Rollout, bounded
 from shoal.algos.sight import Given, Scope, Sight
 from shoal.buffers.minibatches import minibatches, spans
 from shoal.nets.heads import Actor
@@ -54,6 +54,7 @@ class OnPolicy(Algorithm, ABC):
         gamma: float = 0.99  # discount
         lam: float = 0.95  # GAE's lambda
         time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+        after_death: AfterDeath = "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
         entropy: float = 0.01  # weight of the entropy bonus
         entropy_schedule: str = "constant"  # as lr_schedule, without kl
         entropy_last: float = 0.0  # share of the entropy weight that its schedule ends at
@@ -125,7 +126,7 @@ class OnPolicy(Algorithm, ABC):
         self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
         self.slices = min(c.critic_slices, self.steps)
         make_norm = normaliser(c.normaliser)
-        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make_norm)
+        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make_norm, blank=self.outlives)
         self.recurrent = net.memory != "none"
         self.shared = net.trunk == "shared"
         if self.shared and (self.sight.central or self.slices or net.critic_hidden or c.lr_critic):
@@ -215,7 +216,7 @@ class OnPolicy(Algorithm, ABC):
 
     def _moves(self, frame: Frame, agents_at: int) -> Tensor | None:
         """[..., N] whose memory goes on; none where everybody's always does, or nobody has one."""
-        return self.joined(lambda g: frame[g].acts, agents_at) if self.recurrent and self.uneven else None
+        return self.joined(lambda g: self.remembering(frame[g]), agents_at) if self.recurrent and self.uneven else None
 
     # --- learning ---
 
@@ -286,6 +287,7 @@ class OnPolicy(Algorithm, ABC):
             "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"].detach(), 2),
             "legal": self.joined(lambda g: batch.frame[g].legal, 2),
             "mask": mask if mask is None or unsettled is None else mask & ~unsettled,
+            "valued": self.valued(batch) if self.outlives and not self.spec.turns else None,  # else the same as mask
         }
         if self.recurrent:
             data["start"] = self.joined(lambda g: batch.frame[g].start, 2)
@@ -320,34 +322,35 @@ class OnPolicy(Algorithm, ABC):
         """Put advantages and targets by the critic of now into `data`. The first time, when its values are `known`, the
         statistics move."""
         self._as_in(acting=True)
-        critic, mask, first = self._judging if self.target is None else self.target, data.get("mask"), known is not None
+        critic, first = self._judging if self.target is None else self.target, known is not None
         if known is None or self.target is not None:
             before = tree_map(_first, data.get("memory", {}).get(self._judging_name))
             known = self._values(critic, self._seen(data), before, data.get("start"), data.get("moves"))
         value, after = known
         after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
-        value_tp1, _ = self._values(critic, self.sight.seen(batch.next), after, None, self._last_seen(batch))
+        following = self.next_frame(batch)
+        value_tp1, _ = self._values(critic, self.sight.seen(following), after, None, self._last_seen(following))
         value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
         advantage = self._advantage(batch, value, value_tp1, first)
         target = advantage + value
-        told = {"explained_variance": losses.explained_variance(value, target, mask)}
+        told = {"explained_variance": losses.explained_variance(value, target, _valued(data))}
         if self.value_norm is not None:
             if first:
-                self.value_norm.update(target, mask)
+                self.value_norm.update(target, _valued(data))
             target = self.value_norm.normalise(target)
-        data["advantage"], data["target"] = self._scaled(advantage, mask), target
+        data["advantage"], data["target"] = self._scaled(advantage, data.get("mask")), target
         return told
 
     def _advantage(self, batch: Batch, value: Tensor, value_tp1: Tensor, first: bool = True) -> Tensor:
         c = self.config
-        reward = self.joined(lambda g: batch.paid[g], 2)
+        reward = self.earned(batch)
         reward = reward if c.reward_scale == 1 else reward * c.reward_scale
         if self.reward_norm is not None:
             if first:
                 there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None  # pay may come out of turn
                 self.reward_norm.update(reward, there)
             reward = self.reward_norm.divide(reward)
-        terminated, cut = self._ends(batch)
+        terminated, cut = self.ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
         return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)
 
@@ -357,26 +360,17 @@ class OnPolicy(Algorithm, ABC):
             return advantage
         return losses.normalise(advantage, mask, (0, 1) if scope == "agent" else None)
 
-    def _ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame."""
-        terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
-        cut = batch.over[..., None].expand_as(terminated)
-        cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
-        return terminated if self.config.time_limit else terminated | cut, cut
-
     def _unsettled(self, batch: Batch) -> Tensor | None:
         """[T, B, N] turns of which too little is known to learn from, in turn-based worlds."""
         if not self.spec.turns:
             return None
-        terminated, cut = self._ends(batch)
+        terminated, cut = self.ends(batch)
         acts = self.joined(lambda g: batch.frame[g].acts, 2)
-        told = self._last_seen(batch)
-        assert told is not None
-        return unsettled_turns(terminated, terminated | cut, acts, told)
+        return unsettled_turns(terminated, terminated | cut, acts, self.turn_tp1(batch))
 
-    def _last_seen(self, batch: Batch) -> Tensor | None:
-        """[T, B, N] whose next observation says something: those to move, and the gone, who left a last one. None: all."""
-        return self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2) if self.uneven else None
+    def _last_seen(self, following: Frame) -> Tensor | None:
+        """[T, B, N] whose memory goes on in the next frames: that of those to move, and of the gone. None: everybody's."""
+        return self.joined(lambda g: following[g].acts | ~following[g].alive, 2) if self.uneven else None
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the units of the rewards that are learnt from, [T, B, N], of a critic without memory."""
@@ -423,26 +417,29 @@ class OnPolicy(Algorithm, ABC):
         if isinstance(self.space, Box):
             metrics["std"] = self.actor.log_std.detach().exp().mean()
         count, active = _counted(log_prob, mask)
+        value_count, valued = _counted(log_prob, _valued(data))
         if self.kl_stop is not None:
             assert going is not None
             going = going & (self.wild | (metrics["kl"] <= self.kl_stop))  # how far it is from random actions is no matter
             metrics["kept"] = going.float()
         if self.critic is None:
             value_loss, mean = self._value_loss(value, data)  # type: ignore[arg-type]
-            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, count, _both(active, going))
+            if "valued" in data:  # two means, of unequal numbers
+                loss = loss * (value_count / count.clamp(min=1))
+            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, value_count, _both(valued, going))
             return {**metrics, **mean}, going
         metrics["grad_norm_actor"] = self.actor_optimiser.descend(loss, count, _both(active, going))
         if not self.slices:  # a policy that went far enough does not stop the critic
             value, _ = self.critic.value(self._seen(data), memory.get("critic"), *moment)
             value_loss, mean = self._value_loss(value, data)
-            keep = _both(active, self.learning if self.config.learning_starts else None)
-            metrics = {**metrics, **mean, "grad_norm_critic": self.critic_optimiser.descend(value_loss, count, keep)}
+            keep = _both(valued, self.learning if self.config.learning_starts else None)
+            metrics = {**metrics, **mean, "grad_norm_critic": self.critic_optimiser.descend(value_loss, value_count, keep)}
         return metrics, going
 
     def _value_loss(self, value: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
-        old, target, mask = data["value"], data["target"], data.get("mask")
-        loss, mean = losses.value(value, old, target, mask, self.value_clip, c.huber, self.fused)
+        old, target = data["value"], data["target"]
+        loss, mean = losses.value(value, old, target, _valued(data), self.value_clip, c.huber, self.fused)
         return loss if c.value_weight == 1 else loss * c.value_weight, mean
 
     def _descend_slices(self, data: Data, fresh: bool) -> dict[str, Tensor]:
@@ -450,19 +447,20 @@ class OnPolicy(Algorithm, ABC):
         advantage is the target less the value predicted just before the slice's own step."""
         assert self.critic is not None
         self._as_in(acting=False)
-        predicted, told = [], []
+        predicted, told, counts = [], [], []
         for a, b in reversed(spans(len(data["value"]), self.slices)):
             part = {k: tree_map(lambda x: x[a:b], x) for k, x in data.items()}  # noqa: B023
             memory = tree_map(_first, part["memory"]["critic"]) if self.recurrent else None
             value, _ = self.critic.value(self._seen(part), memory, part.get("start"), part.get("moves"))
             predicted.append(value.detach())
             loss, mean = self._value_loss(value, part)
-            count, active = _counted(value, part.get("mask"))
+            count, active = _counted(value, _valued(part))
             told.append({**mean, "grad_norm_critic": self.critic_optimiser.descend(loss, count, _both(active, self.learning))})
+            counts.append(count)
         if fresh:
             value = self._denormalised(torch.cat(predicted[::-1]))
             data["advantage"] = self._scaled(self._denormalised(data["target"]) - value, data.get("mask"))
-        return {k: torch.stack([t[k] for t in told]).mean() for k in told[0]}
+        return losses.weighted_means(told, counts)
 
     def _as_in(self, acting: bool) -> None:
         """The mode for modules of the user's own; ours know none."""
@@ -483,6 +481,11 @@ def _counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
         return x.numel(), None
     count = mask.sum()
     return count, count > 0
+
+
+def _valued(data: Data) -> Tensor | None:
+    """Whose values are learnt."""
+    return data.get("valued", data.get("mask"))
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Replay, bounded
+from shoal.algos import base
+from shoal.algos.base import AfterDeath, Algorithm, Replay, bounded
 from shoal.ops import losses
 from shoal.ops.returns import n_step, turn_values, unsettled_turns
 from shoal.spec import Batch, UserError, tree_map
@@ -33,6 +34,7 @@ class Experience:
     n_step: int = 1  # rewards before values take over
     gamma: float = 0.99  # discount
     time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
+    after_death: AfterDeath = "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
     prioritised: bool = False  # draw what was predicted badly more often
     priority: float = 0.6  # exponent of priorities; 0 is even
     priority_weight: float = 0.4  # first exponent of the importance weights; 1 at the run's end
@@ -103,36 +105,33 @@ def weigh(owner: Any, batch: Batch) -> None:
 
 def reward(owner: Any, batch: Batch) -> Tensor:
     """[T, B, N] what is learnt from of what was paid."""
-    paid = owner.joined(batch.paid.__getitem__, 2) * owner.config.reward_scale
+    paid = owner.earned(batch) * owner.config.reward_scale
     return paid if owner.reward_norm is None else owner.reward_norm.divide(paid)
 
 
 def goes_on(owner: Algorithm, batch: Batch) -> Tensor:
     """[T, B, N] who has a next moment that may be worth something."""
-    there = owner.joined(lambda g: batch.frame[g].alive | batch.next[g].alive, 2)
-    return there & ~owner.joined(lambda g: batch.pays[g].terminated, 2)
+    return owner.joined(lambda g: base.goes_on(batch, g), 2)
 
 
 def targets(
-    owner: Algorithm, batch: Batch, reward: Tensor, value_tp1: Tensor, value_t: Tensor | None, as_one: bool
+    owner: Algorithm, batch: Batch, reward: Tensor, value_tp1: Tensor, value_t: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What is learnt towards, [T, B, N], and which of it counts; none: all. `as_one`: all agents have one value, [T, B, 1].
+    """What is learnt towards, [T, B, N], and which of it counts; none: all. Of agents that are valued `as_one` [T, B, 1].
     `value_t` is asked for where agents move in turn."""
-    c, mask = owner.config, owner.mask(batch)
-    terminated = owner.joined(lambda g: batch.pays[g].terminated, 2)
-    cut = batch.over[..., None].expand_as(terminated)
-    cut = cut | ~owner.joined(lambda g: batch.next[g].alive, 2) if owner.uneven else cut
-    if as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
+    c, mask = owner.config, owner.valued(batch)
+    terminated, cut = owner.ends(batch)
+    if owner.as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
         there = owner.joined(lambda g: batch.frame[g].alive, 2) if owner.uneven else None
+        there = None if there is None else there | ~there.any(-1, keepdim=True)  # of those who are all gone: as the team is
         reward = losses.masked_mean(reward, there, (2,))
-        terminated, cut = ~goes_on(owner, batch).any(-1, keepdim=True), batch.over[..., None]
+        terminated, cut = terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True)
         mask = None if mask is None else mask.any(-1, keepdim=True)
-    terminated = terminated if c.time_limit else terminated | cut
     if not owner.spec.turns:
         return n_step(reward, value_tp1, terminated, cut, c.gamma, c.n_step), mask
     assert mask is not None
     assert value_t is not None
-    acts, alive = (owner.joined(lambda g: getattr(batch.next[g], k), 2) for k in ("acts", "alive"))  # noqa: B023
-    told = acts.any(-1, keepdim=True) | ~alive.any(-1, keepdim=True) if as_one else acts | ~alive
+    told = owner.turn_tp1(batch)
+    told = told.any(-1, keepdim=True) if owner.as_one else told
     unsettled = unsettled_turns(terminated, terminated | cut, mask, told)
     return turn_values(reward, value_t, value_tp1, terminated, cut, c.gamma, mask), mask & ~unsettled

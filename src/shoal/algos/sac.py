@@ -133,9 +133,9 @@ class SAC(ActorCritic):
     def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
         if isinstance(self.space, Box):
             bonus = -self.alpha * told
-            if self.as_one:
-                bonus = (bonus if there is None else torch.where(there, bonus, 0)).sum(-1, keepdim=True)
-            return q + bonus
+            if there is not None and (self.as_one or self.outlives):
+                bonus = torch.where(there, bonus, 0)
+            return q + (bonus.sum(-1, keepdim=True) if self.as_one else bonus)
         chance, entropy = told
         return values.expected(q, chance, self.space) + self.alpha * entropy
 

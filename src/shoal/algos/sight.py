@@ -22,7 +22,7 @@ from shoal.nets.encoders import VECTOR, Crowd, Encoder, Joined, counts_of, image
 from shoal.nets.heads import Critic
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running
-from shoal.spec import EnvSpec, Frame, Group, UserError, View
+from shoal.spec import EnvSpec, Frame, Group, UserError, View, tree_map, where_rows
 
 Scope = Literal["own", "team", "world"]
 Given = Literal["state", "joined", "agent"]
@@ -75,8 +75,10 @@ class Sight(nn.Module):
         normalise: bool,
         make: Callable[..., Any] = Running,
         groups: tuple[str, ...] | None = None,  # whose eyes; none: all of its owner's
+        blank: bool = False,  # the dead see zeros, so that values of theirs can be learnt
     ):
         super().__init__()
+        self.blank = blank
         spec, groups = owner.spec, owner.groups if groups is None else groups
         self.spec, self.groups, self.scope, self.given, self.net = spec, groups, scope, given, net
         self.joined = owner.joined if groups == owner.groups else lambda part, agents_at: part(groups[0])
@@ -195,10 +197,12 @@ class Sight(nn.Module):
         return torch.cat((seen[..., None, :].expand(*own.shape[:-1], -1), own), -1)
 
     def _prepared(self, view: View, group: Group) -> Any:
-        """As `prepared`; what a world leaves for the dead to see may be anything, and stays finite here."""
+        """As `prepared`; what a world leaves for the dead to see may be anything: it stays finite, or is zeros where `blank`."""
         seen, alive = self.prepared(view.obs, group), view.alive[..., None]
         if not group.mortal:
             return seen
+        if self.blank:
+            return where_rows(view.alive, seen, tree_map(torch.zeros_like, seen))
         vector = seen if isinstance(seen, Tensor) else seen.get(VECTOR)
         if vector is None:
             return seen

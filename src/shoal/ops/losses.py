@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -101,6 +103,14 @@ def masked_mean(x: Tensor, mask: Tensor | None, dim: tuple[int, ...] | None = No
     if mask is None:
         return x.mean(dim, keep)
     return torch.where(mask, x, 0).sum(dim, keep) / mask.sum(dim, keep).clamp(min=1)
+
+
+def weighted_means(each: list[dict[str, Tensor]], counts: list[Any]) -> dict[str, Tensor]:
+    """Of numbers that are means of so many samples each, those of all samples: a part without any adds nothing."""
+    total = sum(counts)
+    total = total.clamp(min=1) if isinstance(total, Tensor) else total
+    shares = [n / total for n in counts]
+    return {k: torch.stack([x[k] * share for x, share in zip(each, shares, strict=True)]).sum() for k in each[0]}
 
 
 def normalise(x: Tensor, mask: Tensor | None, dim: tuple[int, ...] | None = None, eps: float = 1e-8) -> Tensor:

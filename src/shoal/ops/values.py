@@ -28,6 +28,11 @@ def as_vector(action: Tensor, space: Space) -> Tensor:
     return action.clamp(-1, 1) if isinstance(space, Box) else one_hot(action, space)
 
 
+def first_choice(space: Choices, device: torch.device) -> Tensor:
+    """[A] bool: the first choice in each dimension."""
+    return torch.cat([torch.arange(n, device=device) == 0 for n in space.sizes])
+
+
 def best(q: Tensor, space: Choices, legal: Tensor | None = None) -> Tensor:
     """The action of the highest value among those that are legal."""
     q = q if legal is None else q.masked_fill(~legal, -math.inf)

@@ -27,6 +27,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "probe_delay": [{}, {"n": 2, "actions": "continuous"}],
     "probe_illegal": [{}, {"actions": "multi", "n": 3}],
     "probe_image": [{}, {"n": 3}, {"vector": True}, {"n": 2, "vector": True}],
+    "probe_leave": [{}, {"common": True}],
     "probe_matrix": [{}, {"payoff": "penalty"}, {"payoff": "penalty", "k": -10.0}],
     "probe_memory": [{}, {"n": 2, "blank": 1}],
     "probe_observation": [{}, {"n": 2}],
@@ -104,7 +105,7 @@ def mean_return(world: Probe, how: str) -> dict[str, float]:
 
 def test_every_probe_is_here() -> None:
     assert set(SETTINGS) == set(STEMS)
-    assert len(STEMS) == 13
+    assert len(STEMS) == 14
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -186,7 +187,8 @@ def test_contract(stem: str, settings: dict[str, Any]) -> None:
             for seen, again in zip(tree_leaves(after.obs), tree_leaves(fresh.obs), strict=True):
                 assert torch.equal(seen[~out.over], again[~out.over])
             assert (fresh.start[out.over] == fresh.alive[out.over]).all()
-            assert not world.spec.common or bool((pay.reward == pay.reward[:, :1]).all())
+            wage = pay.reward.gather(1, before.alive.long().argmax(-1, keepdim=True))  # of somebody who is there
+            assert not world.spec.common or bool((pay.reward == wage)[before.alive].all())
         frame = out.frame
 
 
