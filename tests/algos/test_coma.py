@@ -240,6 +240,7 @@ SWITCHES = {
     "every": Switch(ONE, feed("every"), 16.0 * 5, 12.5, 12.5, AGAIN),  # as many as a batch has
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
+    "after_death": "tests/algos/test_after_death.py",
     "advantage_scope": "test_advantages_are_scaled_over_a_scope",
     "critic_slices": "test_slices_go_from_the_last_to_the_first_and_are_judged_before_each_step",
     "dueling": "test_a_dueling_critic",
@@ -554,7 +555,7 @@ LIVES = {
 def test_a_death_ends_an_agents_own_return(case, told):
     """Two steps paid 1 and 2; next is worth 8, then 8: G_1 = 2 + 4, G_0 = 1 + (4 + 3) / 2 where it goes on."""
     ended, alive, expected = LIVES[case]
-    a = learner(world(2, mortal=True))
+    a = learner(world(2, mortal=True), after_death="own")
     w = torch.full((2, 1, 2, 2), 8.0)
     now, then = torch.tensor(alive)[:, None], torch.tensor([alive[1], alive[1]])[:, None]
     batch = happened(torch.zeros(2, 1, 2, 2), w, [1.0, 2], terminated=[[[N, ended]], [[N, N]]], alive=now, alive_tp1=then)
@@ -565,7 +566,7 @@ def test_a_death_ends_an_agents_own_return(case, told):
 
 def test_an_agent_that_is_cut_off_alone_is_bootstrapped(told):
     """Agent 1 leaves without having terminated, and agent 0 goes on: its last observation is worth 8 to it, 1 + 8/2."""
-    a = learner(world(2, mortal=True))
+    a = learner(world(2, mortal=True), after_death="own")
     w = torch.full((2, 1, 2, 2), 8.0)
     batch = happened(torch.zeros(2, 1, 2, 2), w, [1.0, 2], alive=[[[Y, Y]], [[Y, N]]], alive_tp1=[[[Y, N]]] * 2)
     a.update(batch)
@@ -576,7 +577,7 @@ def test_nothing_is_returned_from_after_an_agent_is_gone(told):
     """Whatever is paid in step 1 to an agent that left in step 0, and whether it terminated or not."""
     for ended in (N, Y):
         for junk in (0.0, JUNK):
-            a = learner(world(2, mortal=True))
+            a = learner(world(2, mortal=True), after_death="own")
             zeros = torch.zeros(2, 1, 2, 2)
             gone = {"alive": [[[Y, Y]], [[Y, N]]], "alive_tp1": [[[Y, N]]] * 2, "terminated": [[[N, ended]], [[N, N]]]}
             a.update(happened(zeros, zeros, [[[1.0, 1]], [[2, junk]]], **gone))
@@ -639,6 +640,22 @@ def test_slices_go_from_the_last_to_the_first_and_are_judged_before_each_step(to
     near(metrics["critic_loss"], ((16 + 25) / 4 + (1.75**2 + 2.75**2) / 4) / 2)
     assert (a.critic_optimiser.steps, a.actor_optimiser.steps) == (2, 1)
     near(metrics["q"], 0.125)
+
+
+def test_slices_of_which_nothing_is_filled_are_in_no_mean_and_no_clock(told):
+    """critic_slices 4 of four steps, of which two, and then one, belong to an episode. 3 is missed by 3; then 2 by 2 - 1/4, as
+    the critic has moved by 1/4. Each is a step of the target's clock, and what is not filled is none: copied every 2 steps, the
+    target is what the critic is after two, and not after the third."""
+    a, batch = lonely([2.0, 3, JUNK, JUNK], critic_slices=4, target_every=2)
+    batch.filled = torch.tensor([[Y], [Y], [N], [N]])
+    metrics = a.update(batch)
+    near(metrics["critic_loss"], (9 + 1.75**2) / 4)
+    near(metrics["td_error"], (3 + 1.75) / 2)
+    near(metrics["q"], 0.25 / 2)
+    assert (a.critic_optimiser.steps, a.target.updates, metrics["target_lag"]) == (2, 2, 0)
+    batch.filled = torch.tensor([[Y], [N], [N], [N]])
+    assert a.update(batch)["target_lag"] > 0
+    assert (a.critic_optimiser.steps, a.target.updates) == (3, 3)
 
 
 @pytest.mark.parametrize(("slices", "steps"), [(0, 1), (1, 1), (3, 3), (9, 4)])
@@ -929,14 +946,15 @@ GRU, LSTM = ({"memory": m, "memory_width": 8} for m in ("gru", "lstm"))
 @pytest.mark.parametrize(
     ("config", "net"),
     [
-        ({}, {}),
+        ({"after_death": "own"}, {}),
         ({"normalise_value": True, "normalise_reward": True, "advantage_scope": "agent"}, {}),
-        ({"critic_slices": 3, "advantage_scope": "group"}, GRU),
+        ({"critic_slices": 3, "advantage_scope": "group", "after_death": "own"}, GRU),
         ({"normalise_value": True, "last_action": False}, LSTM),
     ],
 )
 def test_who_does_not_act_is_in_no_loss_and_no_statistic(config, net):
-    """Whatever the dead see, remember, do and are paid, the weights come out the same."""
+    """Whatever the dead see, do and are paid, the weights come out the same; and whatever they remember, where their values are
+    not learnt."""
     config = {"rollout": 10, "normalise_value": False, **config}
     loop, twin = (loop_of("probe_deaths", 4, algo=config, net={"hidden": (8,), **net}) for _ in range(2))
     a, b = loop.learners[0], twin.learners[0]
@@ -950,7 +968,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(config, net):
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
     spoilt.paid["agents"][gone] = 1e3
-    for part in ("actor", "critic"):
+    for part in ("actor", "critic") if a.config.after_death == "own" else ():
         for x in tree_leaves(spoilt.memory["agents"].get(part)):
             x[gone[0]] = 9.0  # who is not there at first arrives with an empty memory
     for _ in range(2):  # statistics move after an update

@@ -267,6 +267,7 @@ SWITCHES = {
     "priority_weight": Switch(feed("beta"), 0.4, 0.7, 0.7, {"prioritised": True}),
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
+    "after_death": "tests/algos/test_after_death.py",
     "burn_in": "test_the_burn_in_brings_memories_up_to_date_and_is_not_learnt_from",
     "chunk": "test_the_burn_in_brings_memories_up_to_date_and_is_not_learnt_from",
     "critic": "test_what_critics_see_and_are_told",

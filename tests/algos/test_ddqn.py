@@ -217,6 +217,7 @@ SWITCHES = {
     "priority_weight": Switch(feed("beta"), 0.4, 0.7, 0.7),
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
+    "after_death": "tests/algos/test_after_death.py",
     "burn_in": "test_the_burn_in_brings_memory_up_to_date_and_is_not_learnt_from",
     "chunk": "test_how_long_sequences_are",
     "dueling": "test_dueling_values",

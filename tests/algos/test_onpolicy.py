@@ -202,6 +202,7 @@ SWITCHES = {
     "episodes": Switch(ONE, lambda a, *_: float(a.feed.steps), 3.0, 2, 10.0),  # episodes of at most 5 steps
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
+    "after_death": "tests/algos/test_after_death.py",
     "advantage_every": "test_advantages_computed_anew_are_those_of_the_critic_that_moved",
     "chunk": "test_a_chunk_stays_together_and_every_moment_is_taken_once",
     "critic": "test_a_critic_sees_its_own_its_teams_or_the_worlds",
@@ -334,7 +335,18 @@ def test_slices_go_from_the_last_to_the_first_towards_targets_that_stay():
     near(told[0]["target"].flatten(), [2.0, 3, 4, 5, 6])
     assert (a.critic_optimiser.steps, a.actor_optimiser.steps) == (2, 1)
     # (9 + 16 + 25) / 6 of the last three, (0.25 + 2.25) / 4 of the first two
-    near(metrics["value_loss"], (50 / 6 + 2.5 / 4) / 2)
+    near(metrics["value_loss"], (3 * 50 / 6 + 2 * 2.5 / 4) / 5)
+
+
+def test_a_slice_in_which_nobody_acts_is_in_no_mean_and_no_step():
+    """critic_slices 2 of four steps, in the last two of which the agent is dead: errors of 1 and 2 alone."""
+    a = learner(world(mortal=True), rollout=4, critic_slices=2)
+    batch = happened([2.0, 3, JUNK, JUNK], [1.0, 1, JUNK, JUNK], terminated=[Y] * 4)
+    batch.frame["agents"].alive = batch.frame["agents"].acts = torch.tensor([Y, Y, N, N])[:, None, None]
+    metrics = a.update(batch)
+    near(metrics["value_loss"], (1 + 4) / 4)
+    near(metrics["grad_norm_critic"], 1.5 * 2**0.5)
+    assert a.critic_optimiser.steps == 1
 
 
 @pytest.mark.parametrize(

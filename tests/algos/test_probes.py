@@ -37,6 +37,7 @@ VARIANTS = [
     ("probe_truncated", {"stagger": True, "n": 2}, {}),
     ("probe_terminated", {"stagger": True, "n": 2}, {}),
     ("probe_deaths", {"copy": False}, {}),
+    ("probe_leave", {"common": True}, {}),
     ("probe_turns", {"copy": False}, {}),
     ("probe_teams", {"shaped": True}, {"share": "none"}),  # one of the pair is to copy and the other to miss
     ("probe_image", {"vector": True}, {}),

@@ -19,9 +19,9 @@ def side(name, n=1, **more):
     return Group(name, name, tuple(f"{name}_{i}" for i in range(n)), (1,), BOX, mortal=True, **more)
 
 
-def learner(spec, group, cls=DDPG, **config):
+def learner(spec, group, cls=DDPG, as_one=True, **config):
     a = cls(spec, (group,), cls.Config(critic="world", gamma=0.5, **config), NetConfig(hidden=()), torch.Generator())
-    a.peers = {g.name: a for g in spec.groups}
+    a.peers, a.as_one = {g.name: a for g in spec.groups}, as_one
     return a
 
 
@@ -49,7 +49,7 @@ def test_what_is_paid_while_a_side_waits_goes_to_its_last_turn(as_one):
     end = torch.tensor([0, 0, 0, 1], dtype=torch.bool)[:, None]
     batch = played(spec, {"left": left, "right": right}, {"left": right, "right": left}, end[..., None], end)
     reward, value = torch.tensor([0.0, 1, 0, 1])[:, None, None], torch.tensor([10.0, 20, 30, 40])[:, None, None]
-    target, mask = recall.targets(learner(spec, "left"), batch, reward, value + 1, value, as_one)
+    target, mask = recall.targets(learner(spec, "left", as_one=as_one), batch, reward, value + 1, value)
     assert target.shape == mask.shape == (4, 1, 1)
     assert mask.flatten().tolist() == [True, False, True, False]
     assert target[mask].tolist() == [16.0, 1.0]
@@ -63,7 +63,7 @@ def test_one_value_for_agents_that_move_in_turn_has_one_mask():
     batch = played(spec, {"agents": now}, {"agents": following}, never[..., None], never)
     value = torch.tensor([10.0, 20, 30])[:, None, None]
     reward = torch.tensor([[2.0, 4], [0, 2], [1, 1]])[:, None]
-    target, mask = recall.targets(learner(spec, "agents"), batch, reward, value + 12, value, True)
+    target, mask = recall.targets(learner(spec, "agents"), batch, reward, value + 12, value)
     assert mask.shape == target.shape == (3, 1, 1)
     assert bool(mask.all())
     assert target.flatten().tolist() == [3 + 10.0, 1 + 15.0, 1 + 21.0]

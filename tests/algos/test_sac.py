@@ -256,6 +256,7 @@ SWITCHES = {
     "priority_weight": Switch(feed("beta"), 0.4, 0.7, 0.7),
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
+    "after_death": "tests/algos/test_after_death.py",
     "burn_in": "test_how_long_sequences_are",
     "chunk": "test_how_long_sequences_are",
     "critic": "test_what_critics_see_and_are_told",

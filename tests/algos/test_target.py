@@ -92,6 +92,18 @@ def test_share_and_interval_go_together() -> None:
     assert seen == [8, 4, 4, 2, 2]
 
 
+@pytest.mark.parametrize(("every", "expected"), [(1, [1, 1, 3, 4]), (2, [8, 8, 3, 3])])
+def test_its_clock_stands_still_where_no_step_was_taken(every: int, expected: list[float]) -> None:
+    net, _, target = pair(every, 1.0)
+    seen = []
+    for k, stepped in enumerate((True, False, True, True), 1):
+        move(net, float(k), 0.0)
+        target.follow(torch.tensor(stepped))
+        seen.append(held(target)[0])
+    assert seen == expected
+    assert target.updates == 3
+
+
 def test_it_follows_what_an_optimiser_does_without_being_told() -> None:
     """Adam's first step is by the rate, 1/4: from 8 to 7.75, and the copy half of that."""
     net, optimiser, target = pair(1, 0.5)

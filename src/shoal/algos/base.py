@@ -27,7 +27,6 @@ from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector, first_choice
 from shoal.spec import Batch, Box, EnvSpec, Frame, UserError, View, tree_leaves, tree_map, where_rows
 
-
 AfterDeath = Literal["auto", "team", "own"]
 
 
@@ -202,8 +201,8 @@ class Algorithm(nn.Module, ABC):
     # --- where an agent's return ends ---
 
     def ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame. Where
-        returns go on after death, both are the team's: nobody of it goes on, or nobody is there in the next frame."""
+        """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame.
+        Where returns go on after death, both are the team's: nobody of it goes on; or nobody is there in the next frame."""
         if self.outlives:
             each = {g: self._team_ends(batch, g) for g in self.groups}
             terminated, cut = (self.joined(lambda g, k=k: each[g][k], 2) for k in (0, 1))  # type: ignore[misc]
@@ -262,8 +261,8 @@ class Algorithm(nn.Module, ABC):
         return where_rows(batch.frame[group].alive, action, torch.zeros_like(action)) if self.values_dead else action
 
     def remembering(self, view: View) -> Tensor:
-        """[..., N] whose memory goes on: that of those who act. Where values of the dead are learnt theirs as well, of the zeros
-        that they see, so that a value is the same when it is learnt and when it is bootstrapped from."""
+        """[..., N] whose memory goes on: that of those who act. Where values of the dead are learnt, theirs as well, of the
+        zeros that they see: one that stood still would make them worth what their last living moment was."""
         return view.acts | ~view.alive if self.values_dead else view.acts
 
     @property
@@ -456,7 +455,7 @@ class Target(nn.Module):
 
     @torch.no_grad()
     def follow(self, stepped: Tensor | None = None) -> None:
-        """`stepped`: whether the optimiser took a step, a bool tensor; its clock stands still where it did not. None: it did."""
+        """`stepped`: whether the optimiser took a step, a bool tensor; where it did not, the clock stands still. None: it did."""
         self.updates += 1 if stepped is None else stepped
         moves = stepped  # none: always
         if self.every > 1:

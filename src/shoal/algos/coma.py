@@ -357,9 +357,7 @@ class COMA(Algorithm):
         others = every * getattr(self, f"others_{g}")
         return torch.cat((self._sight(g).seen(frame), others, before.expand(*before.shape[:-2], n, -1)), -1)
 
-    def _targets(
-        self, batch: Batch, seen: dict[str, Tensor], played: dict[str, Tensor], after: dict[str, Any]
-    ) -> Tensor:
+    def _targets(self, batch: Batch, seen: dict[str, Tensor], played: dict[str, Tensor], after: dict[str, Any]) -> Tensor:
         """[T, B, N] TD(lambda) returns of the target critics, of all groups."""
         frame_tp1, (terminated, cut) = self.next_frame(batch), self.ends(batch)
         following, own = self._following(batch, frame_tp1, cut, played, after)

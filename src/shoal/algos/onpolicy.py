@@ -54,7 +54,9 @@ class OnPolicy(Algorithm, ABC):
         gamma: float = 0.99  # discount
         lam: float = 0.95  # GAE's lambda
         time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
-        after_death: AfterDeath = "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
+        after_death: AfterDeath = (
+            "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
+        )
         entropy: float = 0.01  # weight of the entropy bonus
         entropy_schedule: str = "constant"  # as lr_schedule, without kl
         entropy_last: float = 0.0  # share of the entropy weight that its schedule ends at

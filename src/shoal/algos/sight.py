@@ -197,7 +197,7 @@ class Sight(nn.Module):
         return torch.cat((seen[..., None, :].expand(*own.shape[:-1], -1), own), -1)
 
     def _prepared(self, view: View, group: Group) -> Any:
-        """As `prepared`; what a world leaves for the dead to see may be anything: it stays finite, or is zeros where `blank`."""
+        """As `prepared`; what a world leaves for the dead to see may be anything: it stays finite, or `blank` makes zeros."""
         seen, alive = self.prepared(view.obs, group), view.alive[..., None]
         if not group.mortal:
             return seen
