@@ -455,7 +455,7 @@ class Target(nn.Module):
 
     @torch.no_grad()
     def follow(self, stepped: Tensor | None = None) -> None:
-        """`stepped`: whether the optimiser took a step, a bool tensor; where it did not, the clock stands still. None: it did."""
+        """`stepped`: whether the optimiser took a step, a bool tensor; where not, the clock stands still. None: it did."""
         self.updates += 1 if stepped is None else stepped
         moves = stepped  # none: always
         if self.every > 1:
