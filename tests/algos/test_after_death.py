@@ -429,6 +429,14 @@ def test_of_the_dead_the_one_choice_is_learnt_and_bootstrapped_from(case, told):
         near(seen["target"][0, 0, 1], goal)
 
 
+def test_a_team_whose_last_agent_is_born_again_at_once_goes_on(told):
+    """1 + 107/2; without a new life, 1."""
+    for again, expected in ((SECOND, 54.5), (NOBODY, 1.0)):
+        seen = {"seen": [[[JUNK, JUNK], [-2.0, 0]]], "seen_tp1": [[[JUNK, JUNK], [0, 7]]]}
+        choosing().update(lived([SECOND], [again], [[JUNK, 1.0]], [SECOND], start_tp1=[again], **seen))
+        near(told[-1]["target"][0, 0, 1], expected)
+
+
 def test_returns_of_several_steps_go_through_a_death(told):
     """n_step 2: agent 1 is paid 1, dies, and its team 2: 1 + 2/2 + 6/4. With own: 1."""
     batch = {**{k: x[:2] for k, x in DEATH.items()}, "ended": DIES[:2]}

@@ -370,16 +370,25 @@ def test_steps_of_adam(clip: float | None, decay: float) -> None:
     assert torch.equal(nets[1].weights[0], before)
 
 
-def learner(mode: str, algo: str, env: str, share: str) -> Loop:
+def learner(mode: str, algo: str, env: str, share: str, reward: str = "own") -> Loop:
     sections = {"algo": {"rollout": 16}, "net": {"share": share}}
-    return Loop(resolve(Settings(algo, env, {"envs": 8, "quiet": True, "steps": 10_000, "compile": mode}, sections)))
+    run = {"envs": 8, "quiet": True, "steps": 10_000, "compile": mode, "reward": reward}
+    return Loop(resolve(Settings(algo, env, run, sections)))
 
 
 @pytest.mark.parametrize("share", ["id", "plain", "none"])
-@pytest.mark.parametrize(("algo", "env"), [("ippo", "simple_spread"), ("mappo", "simple_spread"), ("ippo", "probe_deaths")])
-def test_updates_are_those_of_plain_operations(algo: str, env: str, share: str) -> None:
+@pytest.mark.parametrize(
+    ("algo", "env", "reward"),
+    [
+        ("ippo", "simple_spread", "own"),
+        ("mappo", "simple_spread", "own"),
+        ("ippo", "probe_deaths", "own"),
+        ("ippo", "probe_deaths", "team-mean"),  # values of the dead
+    ],
+)
+def test_updates_are_those_of_plain_operations(algo: str, env: str, reward: str, share: str) -> None:
     """Three iterations of sixteen steps of Adam each: weights differ by rounding alone."""
-    plain, fused = (learner(mode, algo, env, share) for mode in ("off", "fused"))
+    plain, fused = (learner(mode, algo, env, share, reward) for mode in ("off", "fused"))
     assert fused.learners[0].fused
     assert not plain.learners[0].fused
     for _ in range(3):

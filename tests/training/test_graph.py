@@ -108,6 +108,7 @@ ACTOR_CRITICS: list[dict[str, Any]] = [
     {"algo": "maddpg", "env": "probe_teams", "world": KINDS, "rollout": 5, "others": "policy", **ACTS},
     {"algo": "matd3", "env": "probe_deaths", "rollout": 6, "n_step": 2, **ACTS},  # two critics, an actor once in two updates
     {"algo": "masac", "reward": "team-mean", "rollout": 5, "delay": 2, **ACTS},
+    {"algo": "masac", "env": "probe_leave", "reward": "team-mean", "rollout": 5, **ACTS},
     {"algo": "masac", "env": "probe_teams", "world": KINDS, "net": {"memory": "gru"}, "rollout": 5, "chunk": 4, **ACTS},
     {
         "algo": "ddpg",
@@ -150,6 +151,9 @@ WORKS = [
     {"algo": "vdn", "env": "simple_speaker_listener", "net": {"share": "none"}, "normalise_reward": True, **PAST},
     {"algo": "coma", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "critic_slices": 5},
     {"algo": "coma", "reward": "team-mean", "replay": 20, "batch": 4},
+    {"algo": "ippo", "env": "probe_deaths", "reward": "team-mean", "net": {"memory": "gru"}, "rollout": 16, "critic_slices": 4},
+    {"algo": "iql", "env": "probe_deaths", "reward": "team-mean", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
+    {"algo": "coma", "env": "probe_deaths", "reward": "team-mean", "replay": 60, "batch": 4, "critic_slices": 2},
     {"algo": "vdn", "reward": "team-mean", "net": {"memory": "lstm"}, "rollout": 6, "epsilon_keep": 0.7, "chunk": 4, **PAST},
     {"algo": "qmix", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
     *ACTOR_CRITICS,

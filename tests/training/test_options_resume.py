@@ -70,6 +70,7 @@ WORLDS: dict[str, Any] = {  # short, and out of step with rollouts of 6: the sto
     "simple_spread": {"max_cycles": 5},
     "simple_tag": {"max_cycles": 5},
     "probe_copy": {"actions": "continuous"},
+    "probe_leave": {"common": True},
 }
 ALGO = {"rollout": 6, "epochs": 2, "minibatches": 2}
 NET = {"hidden": (8,), "memory_width": 4, "attention_width": 8, "heads": 2}
@@ -113,6 +114,8 @@ CASES = [
     *each("algo.gamma", [0.9]),
     *each("algo.lam", [0.5]),
     *each("algo.time_limit", [False]),
+    *each("algo.after_death", ["own"], "probe_leave"),
+    *each("algo.after_death", ["team"], "probe_leave", algo__after_death="own", net__memory="gru"),
     *each("algo.entropy", [0.5]),
     *each("algo.entropy_schedule", SCHEDULES),
     *each("algo.entropy_last", [0.5], algo__entropy_schedule="linear"),
@@ -252,6 +255,7 @@ EVERYTHING = {
 }
 APART = {
     "algo.noise_keep",  # not for choices
+    "algo.after_death",  # nobody dies
     "algo.episodes",  # or a rollout
     "algo.lr_last",  # not with kl
     "algo.critic_input",  # not with attention over agents

@@ -108,6 +108,10 @@ CASES = [
     *each("algo.n_step", [3], "probe_deaths", beside={**MEMORY, **RANKED}),
     *each("algo.gamma", [0.5]),
     *each("algo.time_limit", [False]),
+    *each("algo.after_death", ["own"], "probe_deaths", beside={"run.reward": "team-mean"}),
+    *each(
+        "algo.after_death", ["team"], "probe_deaths", beside={"run.reward": "team-mean", "algo.after_death": "own", **MEMORY}
+    ),
     *each("algo.double", [False]),
     *each("algo.dueling", [True]),
     *each("algo.noisy", [True], beside={"algo.epsilon": 0.0}),
@@ -166,6 +170,8 @@ COUNTERFACTUAL = [
     *each("algo.gamma", [0.5]),
     *each("algo.lam", [0.2]),
     *each("algo.time_limit", [False]),
+    *each("algo.after_death", ["own"], "probe_deaths", beside=PAST),
+    *each("algo.after_death", ["team"], "probe_deaths", beside={"algo.after_death": "own"}),
     *each("algo.epsilon", [0.1]),
     *each("algo.epsilon_last", [0.4]),
     *each("algo.epsilon_steps", [100]),
@@ -210,6 +216,8 @@ CASES += [
     *each("algo.n_step", [3], DEATHS, "maddpg"),
     *each("algo.gamma", [0.5], TAG, "maddpg"),
     *each("algo.time_limit", [False], TAG, "ddpg", SMOOTH),
+    *each("algo.after_death", ["own"], DEATHS, "maddpg", ALIKE),
+    *each("algo.after_death", ["team"], DEATHS, "ddpg", {**ALIKE, "algo.after_death": "own"}),
     *each("algo.prioritised", [True], TAG, "maddpg"),
     *each("algo.prioritised", [True], DEATHS, "maddpg", {**MEMORY, "algo.n_step": 2}),
     *each("algo.priority", [1.0], COPY, "ddpg", RANKED),
