@@ -25,8 +25,9 @@ Knobs, and what they do
   `others` says whose actions stand beside an agent's own in its loss: those in the buffer, as published, or what the others'
   policies would do now (Gumbel samples of its own group, the arg-max of others that are DDPG).
 
-  Targets. `target_tau` 0.01 and `target_every` 1 follow smoothly; 1 and 200 copy. `n_step`, `time_limit`, `prioritised` and
-  `huber` as in `algos/ddqn.py`.
+  Targets. `target_tau` 0.01 and `target_every` 1 follow smoothly; 1 and 200 copy. `n_step`, `time_limit`, `after_death`,
+  `prioritised` and `huber` as in `algos/ddqn.py`; the dead do nothing, zeros. One critic for agents that are paid alike goes on
+  with their team; with `after_death` own each has its own value, which ends with it.
 
   The actor. `gumbel` is the temperature of the relaxation; `regularise` a weight on the squares of the actor's outputs, before
   tanh or softmax, without which they run to where gradients vanish.

@@ -4,7 +4,8 @@
 
 f_s is a net of one hidden layer whose weights other nets make of the state, never negative ones (`nets/mixer.py`): how much an
 agent matters depends on the moment, yet what is best for each is best for the team. One instance plays all groups of its
-team, unlike ones too. The dead count as zero; the team ends when nobody goes on.
+team, unlike ones too. The dead count as zero; the team ends when nobody goes on, and so do all returns (`after_death` own is
+refused).
 
 The target must be slow. A mixer passes on more of its agents' errors where the state makes it steep, and a maximum looks for
 them: on simple_spread, where every reward is negative, values ran away upwards with targets copied every 200 updates or

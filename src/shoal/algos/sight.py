@@ -4,7 +4,8 @@
     team    the observations of all agents of its team, side by side
     world   the world's own state; where it has none (or `given` is "joined") all observations, side by side
 
-Agents that are not alive are zeros. `given` "agent" puts an agent's own observation beside that, for each agent: its id
+Agents that are not alive are zeros in a team's or the world's; their own observation is finite, or zeros where values of the
+dead are learnt (`after_death`). `given` "agent" puts an agent's own observation beside that, for each agent: its id
 follows in the net. Statistics are saved with the weights, and move when they are told to.
 """
 

@@ -3,7 +3,8 @@
     Q_team(o, a) = sum_i Q_i(o_i, a_i),    learnt towards  r + gamma (1 - terminated) Q'_team(o', argmax)
 
 so that the team's one error is divided among its agents, and each can act alone: what is best for all is best for each. One
-instance plays all groups of its team, unlike ones too. The dead add nothing; the team ends when nobody goes on.
+instance plays all groups of its team, unlike ones too. The dead add nothing; the team ends when nobody goes on, and so do all
+returns (`after_death` own is refused).
 
 Agents of a team must be paid alike: `--reward team-mean` or `team-sum` makes it so. A sum cannot hold games in which an
 agent's best choice depends on another's (climbing, penalty: see `envs/probe/probe_matrix.py`). Knobs, metrics and departures
