@@ -23,10 +23,11 @@ Knobs, and what they do
   schedule. `last_action` shows an agent what it did last. `--net.memory gru` gives actors and critics a memory.
 
   The critic. `lam` mixes returns of all lengths. `after_death` as in `algos/ppo.py`: a return goes on with the team after an
-  agent's death (auto, team) or ends with it (own); the dead see zeros and have one choice, the first. `target_every` 200 and `target_tau` 1 copy it every 200 of its steps; 1 and
-  0.01 let the copy follow smoothly. `critic_slices` 0 makes one step on the whole rollout, k as many in slices of time, the
-  last first, as the paper's code does (`rollout` of them is a step at a time). Advantages are of the values before each step.
-  `advantage_scope` normalises them over the rollout, for all or for each agent.
+  agent's death (auto, team) or ends with it (own); the dead see zeros and have one choice, the first. `target_every` 200 and
+  `target_tau` 1 copy it every 200 of its steps; 1 and 0.01 let the copy follow smoothly. `critic_slices` 0 makes one step on
+  the whole rollout, k as many in slices of time, the last first, as the paper's code does (`rollout` of them is a step at a
+  time). Advantages are of the values before each step. `advantage_scope` normalises them over the rollout, for all or for each
+  agent.
 
   The rest as in `algos/ppo.py`.
 

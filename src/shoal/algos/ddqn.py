@@ -24,8 +24,9 @@ Knobs, and what they do
 
   Targets. `n_step` rewards before the values take over, fewer where an episode ends; what was cut off is bootstrapped from its
   true last observation (`time_limit`). `after_death` as in `algos/ppo.py`: where pay is common a return goes on with the team
-  after an agent's death; the dead see zeros and have one choice, the first, whose value is learnt. `target_every` 200 and `target_tau` 1 copy the weights every 200 updates;
-  1 and 0.01 let the copy follow smoothly. `dueling` splits values from advantages.
+  after an agent's death; the dead see zeros and have one choice, the first, whose value is learnt. `target_every` 200 and
+  `target_tau` 1 copy the weights every 200 updates; 1 and 0.01 let the copy follow smoothly. `dueling` splits values from
+  advantages.
 
   Memory (`--net.memory gru`). Sequences of `chunk` steps are drawn with the memory that was held before them, after `burn_in`
   steps that only bring it up to date; the target is unrolled over the same steps.
