@@ -118,14 +118,14 @@ class Policy:
         new = {g: x & (~memory.present[g] | begins) for g, x in there.items()}
         obs, pictures = self._observed(seen, batch, there, new, memory)
         legal = {g.name: self._legal(g, seen, batch, there[g.name], infos, masks) for g in self.spec.groups}
-        frame = Frame({g: View(obs[g], x, x, new[g], legal[g]) for g, x in there.items()})
+        present = {g: x | memory.present[g] if self.spec.turns else x for g, x in there.items()}  # who waits is not gone
+        frame = Frame({g: View(obs[g], present[g], x, new[g], legal[g]) for g, x in there.items()})
         noise = self.players.noise(self.generator, rows)
         chosen, state, _ = self.players.act(frame, memory.state, noise, explore=sampled, greedy=not sampled)
         taken = {g.name: to_space(g.action, chosen[g.name]).cpu().numpy() for g in self.spec.groups}
         actions = {a: self._action(self.seats[a], taken, batch) for a in given}
         if any(isinstance(x, Tensor) for a in given for x in _leaves(given[a])):
             actions = {a: _map_arrays(torch.from_numpy, x) for a, x in actions.items()}
-        present = {g: x | memory.present[g] if self.spec.turns else x for g, x in there.items()}  # who waits is not gone
         return answer(actions), Memory(state, present, pictures)
 
     # --- who speaks ---
