@@ -156,7 +156,10 @@ def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
         raise
 
 
-NO_ROOM = "there is not enough memory for so much: take fewer --envs, a shorter --algo.rollout or smaller nets."
+NO_ROOM = (
+    "there is not enough memory for so much: take fewer --envs, a shorter --algo.rollout, smaller nets or, where there is a "
+    "replay, a smaller --algo.capacity."
+)
 
 
 def no_room(e: Exception) -> bool:
@@ -254,8 +257,10 @@ def evaluate(
     checkpoint: str = "auto",
     team: dict[str, str] | None = None,
     device: str = "cpu",
+    longest: int | None = None,
 ) -> Episodes:
-    """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead."""
+    """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead; `longest`
+    how many steps an episode may last, in place of the run's --eval.longest."""
     if not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"--episodes is {episodes!r}: it takes a whole number, at least 1.")
     checkpoint, team = str(checkpoint), {g: _word(who) for g, who in (team or {}).items()}
@@ -265,8 +270,9 @@ def evaluate(
     rows, each = rows_for(episodes, resolved.env_entry.load().widest)
     env = resolved.make_env(rows)
     players = frozen_players(run, env.spec, env.device, checkpoint, team)
+    seed, longest = (resolved.run.seed if seed is None else seed) + 1_000_003, longest or resolved.eval.longest
     try:
-        return play_episodes(env, players, each, (resolved.run.seed if seed is None else seed) + 1_000_003, sampled)
+        return play_episodes(env, players, each, seed, sampled, longest=longest)
     finally:
         env.close()
 

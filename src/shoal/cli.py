@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.flags import Flag, build, flags_of, split
 from shoal.ids import catalog, find, near
-from shoal.spec import UserError
+from shoal.spec import StoppedError, TerminatedError, UserError
 
 HELP = """\
 Shoal trains, measures, watches and ships teams of reinforcement-learning agents.
@@ -53,6 +53,7 @@ class EvalOptions:
     sampled: bool = False  # act as in training; else greedily
     seed: int | None = None  # of starts and draws; default: the run's, on a branch of its own
     checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
+    longest: int | None = None  # steps that an episode may last; default: the run's --eval.longest
     csv: str | None = None  # write an episode a line into this file
     device: str = "cpu"  # auto, cpu, cuda or cuda:1
     json: bool = False  # print one JSON value and nothing else
@@ -86,11 +87,12 @@ def script() -> None:
 
     def interrupt(number: int, frame: Any) -> None:
         interrupted.set()
-        raise KeyboardInterrupt
+        raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)  # until a loop takes over
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)  # until a loop takes over
     status = main()
-    if status == 130:
+    if status in (130, 143):
         sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
@@ -125,7 +127,10 @@ def main(argv: list[str] | None = None) -> int:
         return verbs[verb](*split(["--help" if a == "-h" else a for a in rest], SWITCHES))
     except UserError as e:
         print(f"shoal: {e}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(e, StoppedError) else 2
+    except TerminatedError:
+        print("shoal: terminated.", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("shoal: interrupted.", file=sys.stderr)
         return 130
@@ -261,7 +266,10 @@ def evaluate(words: list[str], flags: dict[str, str]) -> int:
     from shoal.tools.measure import summary, write_csv
     from shoal.training.players import policy_name
 
-    episodes = api.evaluate(run, options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device)
+    if options.longest is not None and options.longest < 1:
+        raise UserError(f"--longest is {options.longest}: it is a number of steps, at least 1.")
+    how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
+    episodes = api.evaluate(run, *how_to)
     rows = summary(episodes)
     if options.csv:
         write_csv(episodes, Path(options.csv))

@@ -21,6 +21,22 @@ class UserError(ValueError):
     """Something the user asked for cannot be: one sentence that says what was wrong and what to do. Exit status 2."""
 
 
+class StoppedError(UserError):
+    """The same of a run that was under way and has written to its folder. Exit status 1."""
+
+
+class NotFiniteError(UserError):
+    """A world gave a number that is not finite. `diverged`: because the policy did, in its action."""
+
+    def __init__(self, sentence: str, diverged: bool = False):
+        super().__init__(sentence)
+        self.diverged = diverged
+
+
+class TerminatedError(KeyboardInterrupt):
+    """As KeyboardInterrupt, for SIGTERM. Exit status 143."""
+
+
 # --- spaces ----------------------------------------------------------------------------------------------------------
 
 

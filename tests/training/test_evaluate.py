@@ -18,10 +18,9 @@ from shoal.envs.probe.probe_illegal import ProbeIllegal
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Frame, UserError
-from shoal.training import evaluate as module
+from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, UserError
 from shoal.training.collect import Collector, Players
-from shoal.training.evaluate import Episodes, EvalConfig, evaluate, rows_for
+from shoal.training.evaluate import AbandonedError, Episodes, EvalConfig, evaluate, rows_for
 from shoal.training.seeds import generator, seed_of
 
 torch.set_num_threads(1)
@@ -229,8 +228,17 @@ def test_metrics() -> None:
         "return_std/a": 3.0,
         "won": 0.5,
     }
-    assert episodes.spread() == 3.0
     assert episodes.each().tolist() == [3.0, 7.0]
+
+
+def test_the_spread_is_a_teams_own() -> None:
+    """Of the zero-sum pair a and b the mean over all is 0 in each episode; c plays with b."""
+    a, b = torch.tensor([[2.0], [8.0]]), torch.tensor([[-2.0], [-8.0]])
+    episodes = Episodes({"a": a, "b": b, "c": b - 4}, torch.ones(2), {})
+    groups = [Group(n, t, (n,), (1,), Discrete(2)) for n, t in (("a", "red"), ("b", "blue"), ("c", "blue"))]
+    assert episodes.spread(EnvSpec(tuple(groups))) == [3.0, 3.0]
+    episodes.returns["c"] = torch.tensor([[0.0], [-10.0]])  # blue: -1 and -9
+    assert episodes.spread(EnvSpec(tuple(groups))) == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -242,11 +250,20 @@ def test_rows_for(episodes: int, expected: tuple[int, int]) -> None:
     assert rows * each >= episodes
 
 
-def test_an_episode_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST", 16)
-    env = ProbeTruncated(ProbeTruncated.Config(length=50, stagger=True), rows=4)
-    with pytest.raises(UserError, match="did not end within 16 steps"):
-        evaluate(env, players(env), 1, 0)
+@pytest.mark.parametrize("stagger", [True, False], ids=["any length", "fixed length"])
+def test_an_episode_that_never_ends(stagger: bool) -> None:
+    env = ProbeTruncated(ProbeTruncated.Config(length=50, stagger=stagger), rows=4)
+    with pytest.raises(UserError, match=r"did not end within 16 steps.*--eval\.longest"):
+        evaluate(env, players(env), 3, 0, longest=16)
+    assert evaluate(env, players(env), 3, 0, longest=50).lengths.max() == 50  # that of each episode, not of all
+
+
+def test_an_evaluation_is_abandoned_before_any_step() -> None:
+    env, asked = ProbeTruncated(ProbeTruncated.Config(length=50), rows=2), iter([False] * 7 + [True])
+    who = players(env)
+    with pytest.raises(AbandonedError):
+        evaluate(env, who, 1, 0, abandon=lambda: next(asked))
+    assert len(who.algorithms[0].counts) == 7
 
 
 def test_config() -> None:
@@ -254,6 +271,8 @@ def test_config() -> None:
         EvalConfig(episodes=0)
     with pytest.raises(UserError, match=r"--eval.every is -1: it is a number of steps, 0 for never\."):
         EvalConfig(every=-1)
+    with pytest.raises(UserError, match=r"--eval.longest is 0: it is a number of steps, at least 1\."):
+        EvalConfig(longest=0)
 
 
 def test_seeds_are_a_tree() -> None:

@@ -41,7 +41,7 @@ class Here:
 
     def __init__(self, make: Maker, like: Row, rows: int, halves: list[tuple[int, int]]):
         self.whole, self.halves, self.all = arrays(like, rows), halves, list(range(rows))
-        self.bench = Bench([make() for _ in self.all], self.all, self.whole)
+        self.bench = Bench([attempt(make) for _ in self.all], self.all, self.whole)
 
     def reset(self, rows: list[int] | None = None) -> None:
         attempt(self.bench.reset, self.all if rows is None else rows)
@@ -235,7 +235,7 @@ class Workers:
 def attempt(f: Callable[..., Any], *args: Any) -> Any:
     try:
         return f(*args)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise broken(in_words(e)) from e
 
 

@@ -166,7 +166,7 @@ class Bench:
                 now.clear()
                 try:
                     over = self.over[i] = row.step(now.action, now)
-                except Exception as e:
+                except (Exception, SystemExit) as e:
                     e.add_note(f"row {i}, whose episode began with seed {self.begun[i]}")
                     raise
                 if over:
@@ -180,7 +180,7 @@ class Bench:
         self.begun[i] = int(self.seed[i])
         try:
             self.rows[i].reset(self.begun[i], self.new[i])
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             e.add_note(f"row {i}, at its reset with seed {self.begun[i]}")
             raise
 

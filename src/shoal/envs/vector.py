@@ -8,7 +8,8 @@ faster, or how many there are.
 
 A worker that dies, or takes longer than `timeout`, is replaced: its rows are truncated where they were last seen and begin new
 episodes, a sentence in `news` says so, `restarts` counts it, and the run goes on. An exception of the environment's own
-is no accident and stops the run with its words.
+is no accident and stops the run with its words. So does a reward, an observation or a state that is not finite: nobody learns
+from it, and the sentence says where it came from (what agents that are not alive see may be anything).
 
 State is each row's seed and its actions since: `set_state` plays the episode again. Where that does not lead to the same
 observation, the row begins a new episode, and `news` says so.
@@ -32,11 +33,11 @@ from torch import Tensor
 
 from shoal.envs.base import Environment, Sketch
 from shoal.envs.conversions import Conversion
-from shoal.envs.crew import Here, Workers
-from shoal.envs.rows import Arrays, Maker, Row, Steps, parts
+from shoal.envs.crew import Here, Workers, broken
+from shoal.envs.rows import Arrays, Maker, Row, Steps, in_words, parts
 from shoal.ids import USER_MODULE, own_files
 from shoal.ops.compiler import cores
-from shoal.spec import Frame, Group, Outcome, Pay, UserError, View
+from shoal.spec import Frame, Group, NotFiniteError, Outcome, Pay, UserError, View
 
 BITS = 15  # of a seed, from each of two uniform numbers
 LONGEST = 100_000  # steps of an episode that are kept, to play them again
@@ -83,7 +84,10 @@ class Host(Environment, ABC):
         self._own = inspect.getfile(type(self)) if type(self).__module__.startswith(USER_MODULE) else None
         if self._own is not None:
             self._files[self._own] = Path(self._own).read_bytes()
-        self._like = self.row(self.config)
+        try:
+            self._like = self.row(self.config)
+        except SystemExit as e:
+            raise broken(in_words(e)) from e
         self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
         middle = -(-rows // 2)
@@ -108,6 +112,7 @@ class Host(Environment, ABC):
         self.crew.reset()
         self._past = _Past(self.whole[("seed",)], self.halves)
         self._seen = self._look("new", everybody)
+        self._require_finite(everybody, self._seen)
         return self._frame(self._look("new", everybody), np.ones(self.rows, bool))
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
@@ -177,6 +182,7 @@ class Host(Environment, ABC):
                 self._crew = Here(make, self._like, self.rows, halves)
             self.whole = self._crew.whole
             self._frames = {f: [(p[1:], x) for p, x in self.whole.items() if p[0] == f] for f in ("now", "new")}
+            self._paid = [place for place in self.whole if place[0] in ("reward", "shaping")]
             weakref.finalize(self, self._crew.close)
         return self._crew
 
@@ -199,6 +205,8 @@ class Host(Environment, ABC):
         self._sow(rows, noise)
         taken = {g: np.array(a.cpu()) for g, a in actions.items()}  # copies: they are kept
         for g, a in taken.items():
+            alive: Look = {(g, "alive"): self._seen[g, "alive"][rows]} if (g, "alive") in self._seen else {}
+            self._require_finite(rows, {("action", g): a, **alive})
             self.whole["action", g][rows] = a
         self._past.add(rows, taken)
 
@@ -219,6 +227,7 @@ class Host(Environment, ABC):
             for place, x in whole.items():
                 if place[0] in ("reward", "terminated", "shaping", "stats"):
                     x[lost] = 0
+        self._require_finite(rows, {**following, **{place: whole[place][rows] for place in self._paid}})
         over = whole[("over",)][rows].copy()
         seen, ended = following, bool(over.any())
         if ended:
@@ -226,6 +235,7 @@ class Host(Environment, ABC):
             seen = {place: x.copy() for place, x in following.items()}
             for place, x in seen.items():
                 x[over] = whole["new", *place][rows][over]
+            self._require_finite(rows, seen)
         for place, x in seen.items():
             self._seen[place][rows] = x
         next_frame = self._frame(following, None)
@@ -234,6 +244,23 @@ class Host(Environment, ABC):
         stats = {name: self._tensor(whole[("stats",)][rows, j].copy()) for j, name in enumerate(self.spec.stats)}
         gone = self._nobody(len(over)) if not lost else self._tensor(np.isin(np.arange(rows.start, rows.stop), lost))
         return Outcome(pays, self._tensor(over), stats, next_frame, frame, gone)
+
+    def _require_finite(self, rows: slice, arrays_: Look) -> None:
+        """Nothing that these rows gave or are given is infinite or NaN, but what the dead see and do."""
+        for place, x in arrays_.items():
+            if x.dtype.kind != "f" or np.isfinite(x).all():
+                continue
+            kind, name = place if len(place) == 2 else ("observation", place[0]) if len(place) == 3 else ("state", "")
+            wide = x.reshape(len(x), self.spec[name].n if name else 1, -1)  # [rows, N, ...]
+            bad = ~np.isfinite(wide).all(-1)
+            if kind in ("observation", "action") and (name, "alive") in arrays_:
+                bad &= arrays_[name, "alive"]
+            for i, agent in np.argwhere(bad):
+                values, of = wide[i, agent], f" of {self.spec[name].agents[agent]}" if name else ""
+                seed, step = self._past.at(row := rows.start + int(i))
+                when = f"at step {step} of the episode that began with seed {seed}" if seed >= 0 else "far into an episode"
+                what = f"the {kind}{of} in row {row} is {values[~np.isfinite(values)][0]} {when}"
+                raise NotFiniteError(what, diverged=kind == "action")
 
     def _nobody(self, rows: int) -> Tensor:
         return self._constants.setdefault((0, rows, False), torch.zeros(rows, dtype=torch.bool, device=self.device))
@@ -272,6 +299,7 @@ class Host(Environment, ABC):
 
     whole: Arrays
     _frames: dict[str, list[tuple[tuple[str, ...], np.ndarray]]]  # now and new
+    _paid: list[tuple[str, ...]]  # the places of rewards and shaping
     _past: _Past
     _seen: Look  # by all rows, last
 
@@ -316,6 +344,11 @@ class _Past:
         for i in np.flatnonzero(over) + rows.start:
             k = next(k for k, half in enumerate(self.halves) if i < half.stop)
             self.began[i], self.seeds[i] = len(self.log[k]), seeds[i]
+
+    def at(self, row: int) -> tuple[int, int]:
+        """The seed of a row's episode, -1 where it is not kept, and the steps since."""
+        k = next(k for k, half in enumerate(self.halves) if row < half.stop)
+        return int(self.seeds[row]), len(self.log[k]) - int(self.began[row])
 
     def actions(self) -> list[dict[str, Tensor]]:
         """For each row the actions by group, [steps, N, ...]."""

@@ -2,9 +2,10 @@
 
     Step:     500, Reward: [-24.1 -24.1 -24.1] [3.376], Avg: [-24.9 -24.9 -24.9] (0.1000) <00:00:02> ({r_i: None, ...})
 
-Reward is each agent's mean return over the evaluation's episodes, in the world's order of groups, and their standard
-deviation; Avg the mean of all evaluations so far; () the exploration (epsilon, or the entropy weight); <> the time; {} the
-metrics since the last line, r_t among them: the training reward an agent earned in a row since then.
+Reward is each agent's mean return over the evaluation's episodes, in the world's order of groups; [] for each team the
+standard deviation over episodes of its agents' mean; Avg the mean of all evaluations so far; () the exploration (epsilon, or
+the entropy weight); <> the time; {} r_t, the training reward that each agent earned in a row since the last such line, and the
+last training metrics.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ def evaluation_line(loop: Any, episodes: Any) -> str:
     first = loop.learners[0] if loop.learners else None
     explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
     told = loop.last_train
-    totals = [told.get(f"reward_total/{g.name}") for g in loop.env.spec.groups]
-    earned = [x for t in totals for x in t or []] or None
+    total = loop.collector.tally.take_earned().tolist()
+    earned = total if loop.step else None
     losses = {k: v for k, v in told.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
+    spread = " ".join(f"{x:.3f}" for x in episodes.spread(loop.env.spec))
     items = ", ".join(f"{k}: {_brief(v)}" for k, v in {"r_i": None, "r_t": earned, "eps": explore, **losses}.items())
     return (
-        f"Step: {loop.step:7d}, Reward: {_brief(episodes.each().tolist())} [{episodes.spread():.3f}], "
+        f"Step: {loop.step:7d}, Reward: {_brief(episodes.each().tolist())} [{spread}], "
         f"Avg: {_brief(average)} ({explore:.4f}) <{clock(loop.seconds)}> ({{{items}}})"
     )
 

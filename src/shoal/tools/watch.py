@@ -30,7 +30,7 @@ from torch import Tensor
 from shoal.envs.base import Circle, Environment, Line, Sketch
 from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players
-from shoal.training.evaluate import Episodes, evaluate
+from shoal.training.evaluate import LONGEST, Episodes, evaluate
 from shoal.training.loop import Hook, Loop
 from shoal.training.players import frozen_players
 from shoal.training.run import Run, slug
@@ -247,7 +247,14 @@ def widths(spans: Sequence[float], most: float = WIDEN) -> list[float]:
 
 
 @torch.no_grad()
-def film(env: Environment, players: Players, seed: int, title: str = "") -> tuple[list[Shot], Episodes]:
+def film(
+    env: Environment,
+    players: Players,
+    seed: int,
+    title: str = "",
+    longest: int = LONGEST,
+    abandon: Callable[[], bool] = lambda: False,
+) -> tuple[list[Shot], Episodes]:
     """One greedy episode in every row of `env`, as shots, episode after episode; and what the episodes added up to."""
     taken: list[list[Take]] = [[] for _ in range(env.rows)]
     env.drawn, step, every = True, 0, 1
@@ -262,12 +269,14 @@ def film(env: Environment, players: Players, seed: int, title: str = "") -> tupl
             taken[:] = [row[::2] for row in taken]
             every *= 2
 
-    episodes = evaluate(env, players, 1, seed, watch=take)
+    try:
+        episodes = evaluate(env, players, 1, seed, watch=take, longest=longest, abandon=abandon)
+    finally:
+        env.close()
     shots: list[Shot] = []
     for row, length in enumerate(episodes.lengths.long().tolist()):
         # a row that is over begins again while others play on: what it did then belongs to no episode
         shots += _episode([t for t in taken[row] if t[0] < length], episodes, row, env.spec, title)
-    env.close()
     return shots, episodes
 
 
@@ -403,7 +412,8 @@ def watch(
     env = resolved.make_env(episodes, torch.device("cpu"))
     players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
     seed = (resolved.run.seed if seed is None else seed) + 1_000_003
-    shots, played = film(env, players, seed, f"{slug(run.settings.env)} · {slug(run.settings.algo)}")
+    title = f"{slug(run.settings.env)} · {slug(run.settings.algo)}"
+    shots, played = film(env, players, seed, title, resolved.eval.longest)
     if gif is not None:
         write_gif(shots, Path(gif))
     if mp4 is not None:
@@ -425,7 +435,8 @@ class ClipHook(Hook):
             a.eval()
         try:
             title = f"{slug(settings.env)} · {slug(settings.algo)} · step {loop.step:,}"
-            shots, _ = film(loop.resolved.make_env(1), loop.players, loop.config.seed, title)
+            env, longest = loop.resolved.make_env(1), loop.resolved.eval.longest
+            shots, _ = film(env, loop.players, loop.config.seed, title, longest, loop.leaving)
         finally:
             for a, mode in zip(algorithms, modes, strict=True):
                 a.train(mode)

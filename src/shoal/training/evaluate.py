@@ -1,10 +1,12 @@
 """Evaluation: whole episodes on rows of their own, from seeds of their own, a fixed number in every row.
 
 The starts and draws of an evaluation depend on the run's seed alone, so that two evaluations differ by the policies.
+It can be abandoned between two steps, and then nothing of it is kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +16,12 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import EnvSpec, UserError
+from shoal.spec import EnvSpec, UserError, tree_map
 from shoal.training.collect import Players, play
 from shoal.training.seeds import generator
-from shoal.training.tally import returns_of
+from shoal.training.tally import FirstNotFinite, returns_of
 
-LONGEST = 100_000  # steps a row may take for one episode
+LONGEST = 100_000  # steps
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,19 @@ class EvalConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between evaluations; auto: a twentieth of the run; 0: never
     episodes: int = 64  # episodes an evaluation
     sampled: bool = False  # act as in training; else greedily
+    longest: int = LONGEST  # steps that an episode of an evaluation may last; one that goes on is an error
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise UserError(f"--eval.episodes is {self.episodes}: an evaluation needs at least one.")
         if self.every != "auto" and self.every < 0:
             raise UserError(f"--eval.every is {self.every}: it is a number of steps, 0 for never.")
+        if self.longest < 1:
+            raise UserError(f"--eval.longest is {self.longest}: it is a number of steps, at least 1.")
+
+
+class AbandonedError(Exception):
+    """An evaluation was told to stop before its end."""
 
 
 @dataclass
@@ -47,9 +56,10 @@ class Episodes:
         """Every agent's mean return, in the world's order of groups."""
         return torch.cat([x.mean(0) for x in self.returns.values()])
 
-    def spread(self) -> float:
-        """Standard deviation over episodes of the mean over agents."""
-        return float(torch.cat(list(self.returns.values()), -1).mean(-1).std(correction=0))
+    def spread(self, spec: EnvSpec) -> list[float]:
+        """For each team the standard deviation over episodes of the mean over its agents."""
+        teams = [torch.cat([self.returns[g.name] for g in groups], -1) for groups in spec.teams.values()]
+        return [float(x.mean(-1).std(correction=0)) for x in teams]
 
     def metrics(self) -> dict[str, Tensor]:
         out: dict[str, Tensor] = {"episodes": torch.tensor(float(len(self.lengths))), "episode_length": self.lengths.mean()}
@@ -79,8 +89,11 @@ def evaluate(
     seed: int,
     sampled: bool = False,
     watch: Callable[[Environment, Tensor], Any] | None = None,
+    longest: int = LONGEST,
+    abandon: Callable[[], bool] = lambda: False,
 ) -> Episodes:
-    """`each` episodes in every row of `env`. `watch(env, total)` is called before every step, with the returns so far."""
+    """`each` episodes in every row of `env`, of at most `longest` steps. `watch(env, total)` is called before every step, with
+    the returns so far; so is `abandon`, and where it says so AbandonedError is raised."""
     draw = generator(seed, "eval", device=env.device)
     spec, rows, device = env.spec, env.rows, env.device
 
@@ -96,13 +109,26 @@ def evaluate(
     now["length"] = zeros(rows)
     kept = {k: zeros(each, *x.shape) for k, x in now.items()}
     count, line = torch.zeros(rows, dtype=torch.long, device=device), torch.arange(rows, device=device)
-    fixed = each * (spec.horizon or 0) if env.fixed_length else None
-    for t in range(fixed or each * LONGEST):
+    fixed = each * spec.horizon if env.fixed_length and spec.horizon else None
+    endless = UserError(
+        f"an episode of this world did not end within {longest:,} steps, so it cannot be evaluated: give the world a time "
+        "limit, or its episodes more with --eval.longest (a run keeps its own: begin another from its weights, with --init)."
+    )
+    if fixed and fixed > each * longest:
+        raise endless
+    not_finite = None if env.halves else FirstNotFinite(env)  # a world of Python environments looks for itself
+    clock = torch.zeros(1, dtype=torch.long, device=device)
+    for t in range(fixed) if fixed else itertools.count():
+        if abandon():
+            raise AbandonedError
         if watch is not None:
             watch(env, torch.cat([now[g.name] for g in spec.groups], -1))
         noise = players.noise(draw, rows)
         actions, memory, _ = players.act(frame, memory, noise, explore=sampled, greedy=not sampled)
         outcome = play(env, actions, uniform())
+        if not_finite is not None:
+            seen, done, paid, then = tree_map(lambda x: x[None], (frame, actions, outcome.pays, outcome.next))  # [1, B, ...]
+            not_finite.note(seen, done, paid, then, clock.add_(1))
         frame, over = outcome.frame, outcome.over
         for g, pay in outcome.pays.items():
             now[g] += pay.reward
@@ -117,11 +143,14 @@ def evaluate(
             kept[k][slot, line] = torch.where(wide, x, kept[k][slot, line])
             now[k] = x * ~over.reshape(wide.shape)
         count += ended
-        if fixed is None and t % 8 == 7 and bool((count >= each).all()):
-            break
-    else:
-        if fixed is None:
-            raise UserError(f"an episode of this world did not end within {LONGEST} steps, so it cannot be evaluated.")
+        if fixed is None and t % 8 == 7:  # a look waits for the device
+            most = int(((now["length"] + 1) * (count < each)).max())
+            if most > longest:
+                raise (not_finite and not_finite.found(" of the evaluation")) or endless
+            if not most:
+                break
+    if not_finite is not None and (first := not_finite.found(" of the evaluation")) is not None:
+        raise first
     flat = {k: x.flatten(0, 1) for k, x in kept.items()}
     means = {s: flat[f"stat/{s}"] / (flat["length"] if how == "mean" else 1) for s, how in spec.stats.items()}
     return Episodes({g.name: flat[g.name] for g in spec.groups}, flat["length"], means)

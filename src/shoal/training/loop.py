@@ -9,6 +9,8 @@ It knows no algorithm: what is due, and of what kind, is in each one's `feed`.
 from __future__ import annotations
 
 import dataclasses
+import math
+import shlex
 import signal
 import threading
 import time
@@ -33,17 +35,17 @@ from shoal.ops import native
 from shoal.ops.compiler import cores, keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, UserError, tree_leaves, tree_map
+from shoal.spec import Batch, NotFiniteError, StoppedError, TerminatedError, UserError, tree_leaves, tree_map
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
-from shoal.training.evaluate import Episodes, evaluate, metric_names, rows_for
+from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
 from shoal.training.lessons import Lesson, Segments, break_off, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved
-from shoal.training.tally import Means
+from shoal.training.tally import FirstNotFinite, Means
 from shoal.training.tape import Taped, ours
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
@@ -67,7 +69,7 @@ class Hook:
 
 
 class DivergedError(RuntimeError):
-    """A loss was not finite. The last good checkpoint is in place."""
+    """A loss, or an action, was not finite. The last checkpoint, where there is one, is good."""
 
 
 class Loop:
@@ -110,8 +112,11 @@ class Loop:
         self.last_train: dict[str, Any] = {}
         self.on_device: Callable[[], None] = self.iteration
         self.on_device_lessons: list[Callable[[], None]] = []
+        self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
         self.stopped: str | None = None
         self.signal: int | None = None
+        self.began, self.limit = 0.0, math.inf  # when this run would have begun had it never stopped; seconds it may take
+        self.evaluation_due = False  # one was abandoned
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
@@ -183,8 +188,8 @@ class Loop:
         cut(self.folder.path, self.logs_at)
         if self.folder.settings.run["steps"] != self.config.steps:
             self.folder.set_steps(self.config.steps)
-        c, began = self.config, time.perf_counter() - self.seconds
-        limit = parse_span(c.time, "--time")
+        c, limit = self.config, parse_span(self.config.time, "--time")
+        self.began, self.limit = time.perf_counter() - self.seconds, math.inf if limit is None else limit
         goal = min(c.steps, c.until or c.steps)
         self.logger = self._open_log()
         self.console = console or Progressor(c.steps, self.step, c.quiet)
@@ -193,7 +198,7 @@ class Loop:
                 self.remark(remark)
             if isinstance(self.on_device, Captured) and self.step < goal:
                 self.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
-            if not self.restored:
+            if not self.restored or self.evaluation_due:
                 self.evaluate()
                 self.save()
             self.tell()
@@ -202,7 +207,7 @@ class Loop:
                 before = self.step
                 self.iterate()
                 self.tell()
-                self.seconds = time.perf_counter() - began
+                self.seconds = time.perf_counter() - self.began
                 self._note("after_iteration")
                 self.console.advance(self.step, self.step / max(self.seconds, 1e-9))
                 if self._due(before, self.resolved.log.every, 100):
@@ -211,14 +216,16 @@ class Loop:
                     self.evaluate()
                 if self._due(before, self.resolved.save.every, 10) or self.step >= goal:
                     self.save(numbered=True)
-                if limit is not None and self.seconds >= limit:
-                    self.stop(f"--time {c.time} is up")
+                self.look_at_the_clock()
                 yield
             if self.stopped is not None:
                 self.save()
+        except NotFiniteError as e:
+            self.logger.say(f"Stopped: {(stopped := self._not_finite(e))}")
+            raise stopped from None
         except UserError as e:
             self.logger.say(f"Stopped: {e}")
-            raise
+            raise StoppedError(str(e)) from e
         finally:
             self.env.close()
             self.eval_env.close()
@@ -244,6 +251,9 @@ class Loop:
     def iteration(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
         batch = self.collector.collect(self.rollout)
+        if self.not_finite is not None:
+            steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
+            self.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, steps)
         self.pay(batch)
         for a in self.learners:
             if isinstance(a.feed, Rollout):
@@ -299,22 +309,57 @@ class Loop:
         self.check_finite()
 
     def check_finite(self) -> None:
-        """Asked before anything is written: a gradient that was not finite, or a weight that is not."""
+        """Asked before anything is written: a number of the world's, a gradient or a weight that was not finite."""
+        if self.not_finite is not None and (first := self.not_finite.found()) is not None:
+            raise first
         sound = [~m.broken for a in self.learners for m in a.modules() if isinstance(m, Optimiser)]
         sound += [x.isfinite().all() for a in self.learners for x in a.state_dict().values() if x.is_floating_point()]
         if sound and not bool(torch.stack(sound).all()):
-            raise DivergedError(
-                f"a loss was not finite before step {self.step:,}, and training stopped; the last good checkpoint is in "
-                f"{self.folder.checkpoints}. Try a smaller learning rate."
-            )
+            raise self._diverged(f"a loss was not finite before step {self.step:,}")
+
+    def _diverged(self, what: str) -> DivergedError:
+        rate = getattr(self.learners[0].config, "lr", None)
+        smaller = "a smaller learning rate" + (f", --algo.lr below {rate:g}" if rate else "")
+        return DivergedError(f"{what}, and training stopped; {self._start_again(f'with {smaller}')}.")
+
+    def _not_finite(self, e: NotFiniteError) -> UserError | DivergedError:
+        """What to say where training met a number of the world's, or an action, that is not finite."""
+        if e.diverged:
+            return self._diverged(str(e))
+        env = self.resolved.settings.env
+        return StoppedError(
+            f"{slug(env)} gave a number that is not finite, and training stopped before it was saved: {e}. `shoal check "
+            f"{shlex.quote(env)}` looks a world over; {self._start_again('once it is mended')}."
+        )
+
+    def _start_again(self, how: str) -> str:
+        """A run cannot be resumed with other settings, but its weights can be the beginning of another one."""
+        last, run = self.folder.checkpoints / "last.pt", shlex.quote(str(self.folder.path))
+        if not last.exists():
+            return f"there is no checkpoint yet: start anew {how}"
+        return f"the last good checkpoint is {last}: start from its weights with --init {run} {how}"
 
     def evaluate(self) -> None:
+        """Whole episodes; abandoned where a signal or --time asks to leave, and then to be done after a resume."""
         e = self.resolved.eval
         if e.every == 0:
             return
-        episodes = evaluate(self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled)
-        metrics = {**self._ask("on_evaluation", episodes), **episodes.metrics()}
-        numbers = self.logger.write(self.step, self.seconds, "eval", metrics)
+        try:
+            episodes = evaluate(
+                self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled, None, e.longest, self.leaving
+            )
+            self._evaluated(episodes, self._ask("on_evaluation", episodes))
+            self.evaluation_due = False
+        except AbandonedError:
+            self.evaluation_due = True
+            self.look_at_the_clock()
+        except UserError:  # training is whole, and nothing of it need be lost
+            self.evaluation_due = True
+            self.save()
+            raise
+
+    def _evaluated(self, episodes: Episodes, metrics: dict[str, Tensor]) -> None:
+        numbers = self.logger.write(self.step, self.seconds, "eval", {**metrics, **episodes.metrics()})
         self.evaluations += 1
         self.evaluation_sum += episodes.each().cpu()
         self.logger.say(report.evaluation_line(self, episodes))
@@ -370,6 +415,15 @@ class Loop:
         """Save and leave after this iteration."""
         self.stopped = self.stopped or why
 
+    def leaving(self) -> bool:
+        """Whether a signal or --time asks to leave, whatever is under way."""
+        return self.signal is not None or time.perf_counter() - self.began >= self.limit
+
+    def look_at_the_clock(self) -> None:
+        self.seconds = time.perf_counter() - self.began
+        if self.seconds >= self.limit:
+            self.stop(f"--time {self.config.time} is up")
+
     def interrupt(self, number: int) -> None:
         """Stop for a signal."""
         self.signal = number
@@ -387,6 +441,7 @@ class Loop:
             "best": self.best,
             "evaluations": self.evaluations,
             "evaluation_sum": self.evaluation_sum.clone(),
+            "evaluation_due": self.evaluation_due,
             "algorithms": {",".join(a.groups): a.state_dict() for a in self.players.algorithms},
             "collector": self.collector.state_dict(),
             "update_noise": self.update_noise.get_state(),
@@ -400,6 +455,7 @@ class Loop:
         restore_players(self.players, state, str(self.folder.path))
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.evaluations, self.last_train = state["evaluations"], state["last_train"]
+        self.evaluation_due = state.get("evaluation_due", False)
         self.evaluation_sum.copy_(state["evaluation_sum"])
         self.collector.load_state_dict(state["collector"])
         self.update_noise.set_state(state["update_noise"].cpu())
@@ -524,7 +580,7 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
 
     def catch(number: int, _: Any) -> None:
         if caught:
-            raise KeyboardInterrupt
+            raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
         caught.append(number)
         act(number)
 

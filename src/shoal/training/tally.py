@@ -1,14 +1,17 @@
-"""What a run adds up on the device between two lines of its log: finished episodes, and the learners' metrics."""
+"""What a run keeps on the device between two lines of its log: sums over finished episodes, means of the learners' metrics,
+and where a native world first gave a number that is not finite."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import UserError, tree_map
+from shoal.spec import Box, Frame, NotFiniteError, Pay, UserError, View, tree_leaves, tree_map
 
 
 class Tally:
@@ -22,7 +25,8 @@ class Tally:
         self.carry["length"] = zero(env.rows)
         self.done = {k: zero(*x.shape[1:]) for k, x in self.carry.items()}
         self.episodes = zero()
-        self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not
+        self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not, since the last take
+        self.earned = {g.name: zero(g.n) for g in env.spec.groups}  # the same since the last take_earned
 
     def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor], lost: Tensor | None = None) -> None:
         """rewards [T, B, N], over [T, B], stats [T, B]; where `lost` [T, B] an episode was cut off by an accident, and is left
@@ -50,7 +54,9 @@ class Tally:
                 sums = sums / lengths.clamp(min=1)
             self.done[name] += torch.where(whole[wide], sums, 0).sum((0, 1))
         for name, reward in rewards.items():
-            self.reward[name] += reward.double().sum((0, 1)) / rows
+            total = reward.double().sum((0, 1)) / rows
+            self.reward[name] += total
+            self.earned[name] += total
         self.episodes += (over if lost is None else over & ~lost).sum()
 
     def take(self) -> dict[str, Tensor]:
@@ -65,19 +71,27 @@ class Tally:
             x.zero_()
         return out
 
+    def take_earned(self) -> Tensor:
+        """What every agent earned in a row since the last call, in the world's order of groups; then begin anew."""
+        out = torch.cat(list(self.earned.values()))
+        for x in self.earned.values():
+            x.zero_()
+        return out
+
     def drop(self, rows: Tensor) -> None:
         """Forget the episodes under way in these rows [B]: they will not be ended."""
         for x in self.carry.values():
             x[rows] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"carry": self.carry, "done": self.done, "reward": self.reward, "episodes": self.episodes}
-        return tree_map(torch.clone, state)
+        sums = {"carry": self.carry, "done": self.done, "reward": self.reward, "earned": self.earned}
+        return tree_map(torch.clone, {**sums, "episodes": self.episodes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, theirs in ((self.carry, "carry"), (self.done, "done"), (self.reward, "reward")):
+        sums = {"carry": self.carry, "done": self.done, "reward": self.reward, "earned": self.earned}
+        for name, mine in sums.items():
             for k, x in mine.items():
-                x.copy_(state[theirs][k])
+                x.copy_(state.get(name, state["reward"])[k])  # a checkpoint of before had no `earned`
         self.episodes.copy_(state["episodes"])
 
 
@@ -122,6 +136,62 @@ class Means:
             if not names:
                 continue
             self.sums.setdefault(whose, torch.zeros_like(state["sums"][whose], device=device)).copy_(state["sums"][whose])
+
+
+NEVER = torch.iinfo(torch.long).max
+KINDS = ("observation", "state", "action", "reward", "observation", "state")  # in the order in which they come about
+
+
+class FirstNotFinite:
+    """Where a world's numbers were first infinite or NaN, kept on the device: nothing is read until `found` looks. What agents
+    that are not alive see and do may be anything."""
+
+    def __init__(self, env: Environment):
+        self.spec = env.spec
+        self.first = {g.name: torch.full((env.rows, g.n), NEVER, device=env.device) for g in env.spec.groups}
+
+    def note(self, frame: Frame, actions: dict[str, Tensor], pays: dict[str, Pay], following: Frame, steps: Tensor) -> None:
+        """What happened in the `steps` [T]: frames, actions and pays are [T, B, ...]."""
+        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, pays, following)):
+            return  # looked at in passing; what follows waits for no device and reads nothing
+        for g in self.spec.groups:
+            now, then, pay = frame[g.name], following[g.name], pays[g.name]
+            acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
+            paid = pay.reward if pay.shaping is None else pay.reward + pay.shaping
+            sizes = (_seen(now), _state(frame), acted, paid, _seen(then), _state(following))
+            for kind, x in enumerate(sizes):
+                if x is not None:  # [T, B, N], or of the state [T, B, 1]
+                    moment = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
+                    torch.minimum(self.first[g.name], moment, out=self.first[g.name])
+
+    def found(self, of_what: str = "") -> NotFiniteError | None:
+        """The first of them, in words; none where all were finite. The steps are those `of_what`."""
+        name, first = min(((g, x) for g, x in self.first.items()), key=lambda item: int(item[1].min()))
+        if (moment := int(first.min())) == NEVER:
+            return None
+        row, agent = divmod(int(first.argmin()), first.shape[1])
+        step, kind = moment // len(KINDS), KINDS[moment % len(KINDS)]
+        of = f" of {self.spec[name].agents[agent]}" if kind != "state" else ""
+        return NotFiniteError(f"the {kind}{of} in row {row} is not finite at step {step:,}{of_what}", diverged=kind == "action")
+
+
+def _sums(*trees: Any) -> Iterator[float]:
+    return (float(x.sum()) for x in tree_leaves(trees) if x.is_floating_point())
+
+
+def _seen(view: View) -> Tensor | None:
+    """[T, B, N] finite where all is that an agent sees; none where those are whole numbers."""
+    sizes = [_size(x) for x in tree_leaves(view.obs) if x.is_floating_point()]
+    return torch.stack(sizes).amax(0).where(view.alive, 0) if sizes else None
+
+
+def _state(frame: Frame) -> Tensor | None:
+    return None if frame.state is None else _size(frame.state[:, :, None])  # [T, B, 1]
+
+
+def _size(x: Tensor) -> Tensor:
+    """The largest magnitude of each agent's numbers, [T, B, N, ...] -> [T, B, N]."""
+    return torch.linalg.vector_norm(x.reshape(*x.shape[:3], -1), torch.inf, -1)
 
 
 def returns_of(group: str, returns: Tensor) -> dict[str, Tensor]:
