@@ -38,7 +38,9 @@ class ToyRow(Row):
     shapes = True
 
     def __init__(self, config):
-        self.honest, self.draws = config.honest, 0
+        self.honest, self.exits, self.draws = config.honest, config.exits == "step", 0
+        if config.exits == "making":
+            raise SystemExit("I am gone")
         group = Group("agents", "agents", ("a_0", "a_1"), (3,), Discrete(10), masked=True)
         seen = {"vector": (2,), "image": (1, 6, 6)}
         mortals = Group("mortals", "mortals", ("m_0",), seen, MultiDiscrete((2, 3)), mortal=True)
@@ -67,7 +69,7 @@ class ToyRow(Row):
         if a == 8:
             time.sleep(1000)
         if a == 9:
-            raise ValueError("no nines")
+            raise SystemExit(3) if self.exits else ValueError("no nines")
         self.clock += 1
         self.sum += a
         self.see(out)
@@ -83,6 +85,7 @@ class Toy(Host):
     @dataclass(frozen=True)
     class Config(HostConfig):
         honest: bool = True  # episodes follow from their seeds
+        exits: str = ""  # where it calls sys.exit
 
     @classmethod
     def row(cls, config, drawn=False):
@@ -369,6 +372,19 @@ def test_an_exception_of_the_environments_own_is_told_with_its_place(toy, worker
     ):
         env.step(actions, torch.rand(2, 2))
     env.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_world_that_calls_sys_exit_is_told_and_ends_nobody_else(toy, workers):
+    env = shoal.make(toy, rows=2, workers=workers, exits="step")
+    env.reset(torch.rand(2, 2))
+    actions = {"agents": torch.tensor([[1, 1], [9, 1]]), "mortals": torch.zeros(2, 1, 2, dtype=torch.long)}
+    words = r"the environment failed: SystemExit: 3 \(toy.py, line \d+; row 1, whose episode began with seed \d+\)\."
+    with pytest.raises(UserError, match=words):
+        env.step(actions, torch.rand(2, 2))
+    env.close()
+    with pytest.raises(UserError, match=r"the environment failed: SystemExit: I am gone \(toy.py, line \d+\)\."):
+        shoal.make(toy, rows=2, workers=workers, exits="making")
 
 
 def test_closing_leaves_no_process_and_a_closed_world_can_begin_again(toy):

@@ -1,6 +1,7 @@
 """The loop: what is due when, who is paid what, hooks, stopping, divergence, and one writer a run."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -110,6 +111,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.startswith("shoal: a loss was not finite")
     assert err.count("\n") == 1
+    assert f"the last good checkpoint is {tmp_path / 'r' / 'checkpoints' / 'last.pt'}: start from its weights with" in err
+    assert err.endswith(f"--init {tmp_path / 'r'} with a smaller learning rate, --algo.lr below 1e+30.\n")
     state = shoal.Run(tmp_path / "r").load("last")
     weights = [x for x in state["algorithms"]["agents"].values() if x.is_floating_point()]
     assert all(x.isfinite().all() for x in weights)
@@ -160,6 +163,28 @@ def test_train_log_records_the_model(tmp_path):
         assert part in text
     versions = json.loads((run.path / "versions.json").read_text())
     assert versions["torch"] == torch.__version__
+
+
+def test_a_line_of_train_log_covers_all_since_the_last_one(tmp_path):
+    """r_t is what each agent earned since the last line, whatever was logged and resumed meanwhile; the std is a team's."""
+    sections = {**QUICK, "eval": {"episodes": 4, "every": 320}, "log": {"tensorboard": False, "every": 80}}
+    whole = shoal.train("ippo", "simple_tag", steps=640, out=tmp_path / "whole", **SMALL, **sections)
+    half = shoal.train("ippo", "simple_tag", steps=640, until=160, out=tmp_path / "half", **SMALL, **sections)
+    shoal.resume(half, quiet=True)
+    lines = [x for x in (whole.path / "train.log").read_text().splitlines() if x.startswith("Step:")]
+    told = [re.search(r"r_t: (None|\[[^]]*\])", x)[1] for x in lines]
+    assert told[0] == "None"
+    for k, line in enumerate(told[1:]):
+        mine = [x for x in whole.metrics if x["kind"] == "train" and 320 * k < x["step"] <= 320 * (k + 1)]
+        assert len(mine) == 4
+        earned = [sum(v) for g in ("adversary", "agent") for v in zip(*(x[f"reward_total/{g}"] for x in mine), strict=True)]
+        assert any(earned)
+        assert [float(v) for v in line[1:-1].split()] == pytest.approx(earned, rel=1e-3)
+    stds = [[float(v) for v in re.search(r"Reward: \[[^]]*\] \[([^]]*)\], Avg", x)[1].split()] for x in lines]
+    evaluations = [[x["return_std/adversary"], x["return_std/agent"]] for x in whole.evaluations()]
+    assert stds == [pytest.approx(x, abs=1e-3) for x in evaluations]  # a team is one group here
+    again = [x for x in (half.path / "train.log").read_text().splitlines() if x.startswith("Step:")]
+    assert [re.sub("<.*?>", "", x) for x in again] == [re.sub("<.*?>", "", x) for x in lines]
 
 
 def test_python_api_as_the_readme_has_it(tmp_path):
