@@ -69,6 +69,7 @@ class Host(Environment, ABC):
     Config: Any = HostConfig
     noise = 2  # uniform numbers of which a row's next seed is made
     widest = 16  # rows of an evaluation
+    looks = True  # for numbers that are not finite; false for whoever does so itself
 
     @classmethod
     @abstractmethod
@@ -247,7 +248,7 @@ class Host(Environment, ABC):
 
     def _require_finite(self, rows: slice, arrays_: Look) -> None:
         """Nothing that these rows gave or are given is infinite or NaN, but what the dead see and do."""
-        for place, x in arrays_.items():
+        for place, x in arrays_.items() if self.looks else ():
             if x.dtype.kind != "f" or np.isfinite(x).all():
                 continue
             kind, name = place if len(place) == 2 else ("observation", place[0]) if len(place) == 3 else ("state", "")

@@ -26,7 +26,7 @@ from shoal.envs.vector import Host
 from shoal.flags import build
 from shoal.ids import find
 from shoal.nets.layers import NetConfig
-from shoal.spec import Box, EnvSpec, Frame, Group, NotFiniteError, Outcome, UserError, tree_leaves, tree_map
+from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, UserError, tree_leaves, tree_map
 from shoal.tools.raw import BrokenError, Level, Moment, Raw, chosen, copied, form_of, in_bytes, misfit, stranded
 from shoal.training.collect import Collector, Players, play
 from shoal.training.seeds import generator
@@ -159,8 +159,6 @@ class Doctor:
             self.world(cls, made)
         except BrokenError as e:
             self.problem(e.about, str(e))
-        except NotFiniteError as e:
-            self.problem("finite", f"{e}: see where it divides, or takes a root or a logarithm.")
         except UserError as e:
             if e.__cause__ is None and not self.met:  # what was asked for is wrong
                 raise
@@ -326,6 +324,7 @@ class Doctor:
         rows = self.options.rows
         with self.during("making the world", rows + 1):
             env = cls(config, rows=rows)
+        env.looks = False  # what is not finite is found here
         self.met = True
         self.line.send(("spec", env.spec))
         draw, players = generator(0, "check"), _players(env.spec)
@@ -354,7 +353,9 @@ class Doctor:
                 tape.append((tree_map(torch.clone, outcome), actions, noise))
             frame = outcome.frame
         watch.tell()
-        self.again(cls(config, rows=rows), begin, tape, state)
+        other = cls(config, rows=rows)
+        other.looks = False
+        self.again(other, begin, tape, state)
         for sentence in env.news:
             self.note(f"news {len(self.found)}", sentence)
         env.close()
