@@ -1,6 +1,7 @@
 """The command line: one short function a verb.
 
-What a user typed wrong is one sentence on stderr and exit status 2; nothing is written then.
+What a user typed wrong is one sentence on stderr and exit status 2; nothing is written then. A run that failed on its way
+exits with 1, after Ctrl-C with 130, after SIGTERM with 143.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@ The worlds signal themselves, at a step of the evaluation's rows."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,21 @@ import os, time
 from pathlib import Path
 
 def trouble(config, step):
-    """At a step of an evaluation's rows: signals, once; before each: a nap."""
-    time.sleep(config.nap)
+    """At a step of an evaluation's rows: signals, once; after each: a nap."""
     if config.folder:
         Path(config.folder, "step").write_text(str(step))
+    if config.nap:
+        Path(config.folder, "naps").touch()
+        time.sleep(config.nap)
     if step == config.at and config.number:
         mark = Path(config.folder, "signalled")
         if not mark.exists():
             mark.touch()
-            for _ in range(config.times):
+            try:
                 os.kill(os.getpid(), config.number)
+            finally:  # the first is raised here
+                for _ in range(config.times - 1):
+                    os.kill(os.getpid(), config.number)
 '''
 FIELDS = """
         length: int = 8  # of an episode
@@ -175,6 +182,24 @@ def test_the_status_of_one_signal_and_of_two(
     name = {130: "interrupted", 143: "terminated"}[status]
     assert capsys.readouterr().err == ("" if times == 1 else f"shoal: {name}.\n")
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() == (times == 1)
+
+
+@pytest.mark.parametrize("world", ["host"], indirect=True)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_signal_does_not_wait_for_a_world_that_takes_its_time(world: str, tmp_path: Path, workers: int) -> None:
+    """A step of the evaluation takes minutes."""
+    env = {"nap": 300.0, "folder": str(tmp_path), "workers": workers, "timeout": 900.0, "start": "auto"}
+
+    def tell() -> None:
+        while not (tmp_path / "naps").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    began = time.monotonic()
+    run = shoal.train("ppo", world, env=env, out=tmp_path / "run", **QUICK)
+    assert time.monotonic() - began < 100
+    assert run.load("last")["evaluation_due"]
 
 
 def test_a_second_signal_is_raised_as_what_it_is() -> None:

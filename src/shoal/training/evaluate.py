@@ -1,7 +1,7 @@
 """Evaluation: whole episodes on rows of their own, from seeds of their own, a fixed number in every row.
 
 The starts and draws of an evaluation depend on the run's seed alone, so that two evaluations differ by the policies.
-It can be abandoned between two steps, and then nothing of it is kept.
+It can be abandoned, and then nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EvalConfig:
             raise UserError(f"--eval.longest is {self.longest}: it is a number of steps, at least 1.")
 
 
-class AbandonedError(Exception):
+class AbandonedError(BaseException):  # a signal raises it wherever an evaluation is, in a world that catches Exception say
     """An evaluation was told to stop before its end."""
 
 

@@ -116,7 +116,7 @@ class Loop:
         self.stopped: str | None = None
         self.signal: int | None = None
         self.began, self.limit = 0.0, math.inf  # when this run would have begun had it never stopped; seconds it may take
-        self.evaluation_due = False  # one was abandoned
+        self.evaluating, self.evaluation_due = False, False  # one is under way; one was abandoned
         self.restored = False
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
@@ -345,9 +345,11 @@ class Loop:
         if e.every == 0:
             return
         try:
+            self.evaluating = True
             episodes = evaluate(
                 self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled, None, e.longest, self.leaving
             )
+            self.evaluating = False
             self._evaluated(episodes, self._ask("on_evaluation", episodes))
             self.evaluation_due = False
         except AbandonedError:
@@ -357,6 +359,8 @@ class Loop:
             self.evaluation_due = True
             self.save()
             raise
+        finally:
+            self.evaluating = False
 
     def _evaluated(self, episodes: Episodes, metrics: dict[str, Tensor]) -> None:
         numbers = self.logger.write(self.step, self.seconds, "eval", {**metrics, **episodes.metrics()})
@@ -425,9 +429,11 @@ class Loop:
             self.stop(f"--time {self.config.time} is up")
 
     def interrupt(self, number: int) -> None:
-        """Stop for a signal."""
+        """Stop for a signal. An evaluation is abandoned at once, wherever it is: its worlds play no further part."""
         self.signal = number
         self.stop("interrupted" if number == signal.SIGINT else "terminated")
+        if self.evaluating:
+            raise AbandonedError
 
     # --- exact resume ---
 

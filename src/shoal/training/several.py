@@ -3,7 +3,7 @@
 On CUDA the loops share a process and take turns, each on a stream of its own: an iteration is one graph that the host only
 launches, so that the device works on all of them (`run_together`). Elsewhere every run is a process, as many at a time as
 there are cores for (`run_apart`); a process tells its parent how far it is, a JSON object a line, through a pipe. The first
-Ctrl-C or SIGTERM stops all of them after their iterations, saved; the second at once. A process whose parent is gone finds
+Ctrl-C or SIGTERM stops all of them, saved, after their iterations or in their evaluations; the second at once. A process whose parent is gone finds
 the pipe broken, saves and leaves. A run that fails is named, and the others go on.
 """
 
@@ -141,7 +141,7 @@ def run_together(loops: Sequence[Loop], board: Board, on: Sequence[torch.cuda.St
     failed: dict[Loop, str] = {}
 
     def interrupt(number: int) -> None:
-        for loop in loops:
+        for loop in sorted(loops, key=lambda x: x.evaluating):  # at most one is, and it hears it last: that raises
             loop.interrupt(number)
 
     laps = {loop: loop.laps(Place(board, loop.config.seed)) for loop in loops}
