@@ -189,7 +189,7 @@ def test_training_on_a_host_world_stops_with_a_good_checkpoint(
     with pytest.raises(StoppedError) as e:
         shoal.train(algo, worlds["host"], env={"workers": 0, "good": 3}, algo=settings, **QUICK, steps=4000, out=tmp_path / "r")
     words = (
-        r"host gave a number that is not finite, and training stopped before it was saved: the reward of a_1 in row \d is nan "
+        r"host gave a number that is not finite, and training stopped: the reward of a_1 in row \d is nan "
         r"at step 4 of the episode that began with seed \d+\. `shoal check .*host.py` looks a world over; the last good "
         r"checkpoint is .*last\.pt: start from its weights with --init .*/r once it is mended\."
     )
@@ -209,7 +209,7 @@ def test_training_on_a_native_world_stops_with_a_good_checkpoint(
     quick = {**QUICK, "device": device, "compile": "graph", "steps": 4000}
     with pytest.raises(StoppedError) as e:
         shoal.train(algo, worlds["native"], env={"bad": bad}, algo=settings, **quick, out=tmp_path / "r")
-    what = f"native gave a number that is not finite, and training stopped before it was saved: the {bad} of a_1 in row 2 is "
+    what = f"native gave a number that is not finite, and training stopped: the {bad} of a_1 in row 2 is "
     assert str(e.value).startswith(what)
     assert "learning rate" not in str(e.value)
     step = int(re.search(r"is not finite at step ([\d,]+)\.", str(e.value))[1].replace(",", ""))  # type: ignore[index]

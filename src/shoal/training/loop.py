@@ -318,8 +318,8 @@ class Loop:
             raise self._diverged(f"a loss was not finite before step {self.step:,}")
 
     def _diverged(self, what: str) -> DivergedError:
-        rate = getattr(self.learners[0].config, "lr", None)
-        smaller = "a smaller learning rate" + (f", --algo.lr below {rate:g}" if rate else "")
+        rates = [f"{a.config.lr:g}" for a in self.learners if getattr(a.config, "lr", None)]
+        smaller = "a smaller learning rate" + (f", --algo.lr below {rates[0]}" if rates else "")
         return DivergedError(f"{what}, and training stopped; {self._start_again(f'with {smaller}')}.")
 
     def _not_finite(self, e: NotFiniteError) -> UserError | DivergedError:
@@ -328,7 +328,7 @@ class Loop:
             return self._diverged(str(e))
         env = self.resolved.settings.env
         return StoppedError(
-            f"{slug(env)} gave a number that is not finite, and training stopped before it was saved: {e}. `shoal check "
+            f"{slug(env)} gave a number that is not finite, and training stopped: {e}. `shoal check "
             f"{shlex.quote(env)}` looks a world over; {self._start_again('once it is mended')}."
         )
 
@@ -341,29 +341,21 @@ class Loop:
 
     def evaluate(self) -> None:
         """Whole episodes; abandoned where a signal or --time asks to leave, and then to be done after a resume."""
-        e = self.resolved.eval
-        if e.every == 0:
+        if self.resolved.eval.every == 0:
             return
         try:
-            self.evaluating = True
-            episodes = evaluate(
-                self.eval_env, self.players, self.eval_each, self.config.seed, e.sampled, None, e.longest, self.leaving
-            )
-            self.evaluating = False
-            self._evaluated(episodes, self._ask("on_evaluation", episodes))
-            self.evaluation_due = False
+            episodes = self._episodes()
+            metrics = {**self._ask("on_evaluation", episodes), **episodes.metrics()}
         except AbandonedError:
             self.evaluation_due = True
             self.look_at_the_clock()
+            return
         except UserError:  # training is whole, and nothing of it need be lost
             self.evaluation_due = True
             self.save()
             raise
-        finally:
-            self.evaluating = False
-
-    def _evaluated(self, episodes: Episodes, metrics: dict[str, Tensor]) -> None:
-        numbers = self.logger.write(self.step, self.seconds, "eval", {**metrics, **episodes.metrics()})
+        self.evaluation_due = False
+        numbers = self.logger.write(self.step, self.seconds, "eval", metrics)
         self.evaluations += 1
         self.evaluation_sum += episodes.each().cpu()
         self.logger.say(report.evaluation_line(self, episodes))
@@ -378,6 +370,15 @@ class Loop:
                 self._write("best", self.state_dict())
         if score is not None and self.config.stop_score is not None and score >= self.config.stop_score:
             self.stop(f"the score is {score:.4g}")
+
+    def _episodes(self) -> Episodes:
+        e = self.resolved.eval
+        how = self.eval_each, self.config.seed, e.sampled
+        self.evaluating = True
+        try:
+            return evaluate(self.eval_env, self.players, *how, longest=e.longest, abandon=self.leaving)
+        finally:
+            self.evaluating = False
 
     def save(self, numbered: bool = False) -> None:
         self.check_finite()

@@ -3,8 +3,8 @@
 On CUDA the loops share a process and take turns, each on a stream of its own: an iteration is one graph that the host only
 launches, so that the device works on all of them (`run_together`). Elsewhere every run is a process, as many at a time as
 there are cores for (`run_apart`); a process tells its parent how far it is, a JSON object a line, through a pipe. The first
-Ctrl-C or SIGTERM stops all of them, saved, after their iterations or in their evaluations; the second at once. A process whose parent is gone finds
-the pipe broken, saves and leaves. A run that fails is named, and the others go on.
+Ctrl-C or SIGTERM stops all of them, saved, after their iterations or in the middle of their evaluations; the second at once.
+A process whose parent is gone finds the pipe broken, saves and leaves. A run that fails is named, and the others go on.
 """
 
 from __future__ import annotations
