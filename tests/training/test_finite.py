@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_resume import leaves
 
 import shoal
 from shoal.cli import main
@@ -182,12 +183,15 @@ def test_what_the_dead_see_may_be_anything(worlds: dict[str, str], tmp_path: Pat
     assert run.load("last")["step"] == 80
 
 
-@pytest.mark.parametrize(("algo", "settings"), [("ppo", ON_POLICY), ("iql", REPLAY)])
+@pytest.mark.parametrize(("algo", "settings", "workers"), [("ppo", ON_POLICY, 0), ("iql", REPLAY, 2)])
 def test_training_on_a_host_world_stops_with_a_good_checkpoint(
-    worlds: dict[str, str], tmp_path: Path, algo: str, settings: dict[str, Any]
+    worlds: dict[str, str], tmp_path: Path, algo: str, settings: dict[str, Any], workers: int
 ) -> None:
+    quick = {**QUICK, "save": {"every": 0, "keep": 0}}
     with pytest.raises(StoppedError) as e:
-        shoal.train(algo, worlds["host"], env={"workers": 0, "good": 3}, algo=settings, **QUICK, steps=4000, out=tmp_path / "r")
+        shoal.train(
+            algo, worlds["host"], env={"workers": workers, "good": 3}, algo=settings, **quick, steps=4000, out=tmp_path / "r"
+        )
     words = (
         r"host gave a number that is not finite, and training stopped: the reward of a_1 in row \d is nan "
         r"at step 4 of the episode that began with seed \d+\. `shoal check .*host.py` looks a world over; the last good "
@@ -196,8 +200,17 @@ def test_training_on_a_host_world_stops_with_a_good_checkpoint(
     assert re.fullmatch(words, str(e.value))
     assert "Stopped: host gave" in (tmp_path / "r" / "train.log").read_text()
     run = Run(tmp_path / "r")
-    assert run.load("last")["step"] >= 20
     assert_good(run)
+    done = run.load("last")["step"]
+    assert done >= 20
+    sound = {"env": {"workers": 0, "good": 999}, "algo": settings, **QUICK, "save": {"every": 0}}
+    other = shoal.train(algo, worlds["host"], **sound, steps=4000, until=done, out=tmp_path / "other")
+    mine, theirs = leaves(run.load("last")), leaves(other.load("last"))  # not one iteration was lost
+    tensors = [k for k, x in theirs.items() if isinstance(x, torch.Tensor)]
+    assert len(tensors) > 20
+    tuned = "/algorithms/agents/epsilon"  # set before every iteration
+    assert [k for k in tensors if k != tuned and not torch.equal(mine[k], theirs[k])] == []
+    assert mine["/step"] == theirs["/step"] == done
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])

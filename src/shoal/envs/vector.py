@@ -159,6 +159,14 @@ class Host(Environment, ABC):
         self._seen = self._look("new", slice(0, self.rows))
         return self._frame(self._look("new", slice(0, self.rows)), np.array([not s for s in steps]))
 
+    def mark(self) -> Any:
+        """Where the rows stand, as cheap as it can be had; after `rewind` to it, that is the state that `get_state` gives."""
+        return self._past.copy(), {place: x.copy() for place, x in self._seen.items()}
+
+    def rewind(self, mark: Any) -> None:
+        """The rows themselves cannot go back: nobody steps them again."""
+        self._past, self._seen = mark
+
     def draw(self, row: int = 0) -> Sketch | None:
         """A picture, where the environment has one and was `drawn` from the beginning."""
         picture = self.crew.picture(row)
@@ -322,6 +330,11 @@ class _Past:
             filled = [[blank] * (longest - len(s)) + s for s in mine]  # all end now
             self.log[k] = [{g: np.stack([s[t][g] for s in filled]) for g in blank} for t in range(longest)]
             self.began[half] = [longest - len(s) for s in mine]
+
+    def copy(self) -> _Past:
+        other = _Past(self.seeds, self.halves)
+        other.began, other.log = self.began.copy(), [list(log) for log in self.log]
+        return other
 
     def add(self, rows: slice, actions: dict[str, np.ndarray]) -> None:
         for k, half in enumerate(self.halves):

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, begun
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space, tree_leaves, tree_map
+from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
 from shoal.training.tally import Tally
 
 
@@ -91,12 +91,20 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, steps: int) -> Batch:
-        env = self.env
+        env: Any = self.env
+        mark = (self.frame, self.memory, self.generator.get_state(), env.mark()) if env.halves else None
         world_noise = self._uniform(steps, env.rows, env.noise).unbind()
         noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, env.rows).items()}
         before = self.memory
         in_turn = self._in_halves if env.halves else self._in_step
-        *parts, stats, lost, memories = in_turn(steps, noise, world_noise)
+        try:
+            *parts, stats, lost, memories = in_turn(steps, noise, world_noise)
+        except NotFiniteError:  # as if this rollout had not begun: what is saved now is good
+            if mark is not None:
+                self.frame, self.memory, generator, rows = mark
+                self.generator.set_state(generator)
+                env.rewind(rows)
+            raise
         batch = Batch(*parts, before)  # type: ignore[call-arg]
         batch.memories = memories
         self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats, lost)

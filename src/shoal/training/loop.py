@@ -221,6 +221,8 @@ class Loop:
             if self.stopped is not None:
                 self.save()
         except NotFiniteError as e:
+            if self.not_finite is None and not e.diverged:  # the rollout that it was in never began
+                self.save()
             self.logger.say(f"Stopped: {(stopped := self._not_finite(e))}")
             raise stopped from None
         except UserError as e:
