@@ -177,11 +177,47 @@ def test_every_field_of_every_config_has_help() -> None:
 def test_split() -> None:
     words, flags = split(["train", "ppo", "--x", "1", "--y=2", "--z", "--a_b", "-3", "--last"])
     assert words == ["train", "ppo"]
-    assert flags == {"x": "1", "y": "2", "z": "true", "a-b": "-3", "last": "true"}
-    assert split(["--quiet", "run", "--e=a=b"], switches=["quiet"]) == (["run"], {"quiet": "true", "e": "a=b"})
+    assert flags == {"x": "1", "y": "2", "z": None, "a-b": "-3", "last": None}
+    on = flags_of(Config)["on"]
+    takes = lambda name, word: name != "on" or on.takes(word)  # noqa: E731
+    assert split(["--on", "run", "--e=a=b"], takes) == (["run"], {"on": None, "e": "a=b"})
+    assert split(["--on", "false", "run"], takes) == (["run"], {"on": "false"})
     assert split(["--x", "1", "--x", "2"])[1] == {"x": "2"}
     assert split([]) == ([], {})
     assert split(["--x="]) == ([], {"x": ""})
+
+
+@dataclass(frozen=True)
+class Switches:
+    on: bool = False  # whether
+    mortal: Literal["auto"] | bool = "auto"  # or auto
+    name: str = "x"  # a word
+    clip: float | None = None  # a number
+
+
+def test_switches_follow_from_the_types() -> None:
+    flags = flags_of(Switches)
+    assert {n for n, f in flags.items() if f.switch} == {"on", "mortal"}
+    assert all(flags["on"].takes(w) for w in ("true", "No", "1"))
+    assert not any(flags["on"].takes(w) for w in ("ddqn", "auto", "2", ""))
+    assert [flags["mortal"].takes(w) for w in ("auto", "false", "ddqn")] == [True, True, False]
+    assert flags["name"].takes("true")
+    assert flags["on"].parse(None) is True
+    for name in ("name", "clip"):
+        with pytest.raises(UserError) as e:
+            flags[name].parse(None)
+        assert f"--{name} was given no value" in one_sentence(e)
+
+
+@pytest.mark.parametrize("number", ["1e30", "9223372036854775808", "-1e19", "9" * 5000])
+def test_whole_numbers_beyond_a_tensor_are_refused(number: str) -> None:
+    with pytest.raises(UserError) as e:
+        parse_value(number, int, "--envs")
+    assert len(one_sentence(e)) < 200
+    for key in ("both", "gamma"):
+        with pytest.raises(UserError) as e:
+            build(Config, {key: 10**400}, "algo")
+        assert len(one_sentence(e)) < 200
 
 
 def test_build() -> None:

@@ -12,7 +12,9 @@ import shlex
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,6 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
 
 For example:  shoal train mappo simple_spread --steps 2M --envs 256
 """
-
-SWITCHES = {"help", "json", "quiet", "sampled", "render", "version"}
-
 
 @dataclass(frozen=True)
 class ResumeOptions:
@@ -79,6 +78,16 @@ class PlotOptions:
 class ListOptions:
     json: bool = False  # print one JSON value and nothing else
 
+
+OPTIONS: dict[str, Any] = {
+    "resume": ResumeOptions,
+    "eval": EvalOptions,
+    "watch": WatchOptions,
+    "plot": PlotOptions,
+    "envs": ListOptions,
+    "algos": ListOptions,
+    "runs": ListOptions,
+}
 
 interrupted = threading.Event()
 
@@ -125,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if verb not in verbs:
             raise UserError(f"there is no verb {verb!r}{near(verb, verbs)}; `shoal --help` lists them.")
-        return verbs[verb](*split(["--help" if a == "-h" else a for a in rest], SWITCHES))
+        return verbs[verb](*read(verb, ["--help" if a == "-h" else a for a in rest]))
     except UserError as e:
         print(f"shoal: {e}", file=sys.stderr)
         return 1 if isinstance(e, StoppedError) else 2
@@ -143,8 +152,8 @@ def main(argv: list[str] | None = None) -> int:
 # --- verbs -----------------------------------------------------------------------------------------------------------
 
 
-def train(words: list[str], flags: dict[str, str]) -> int:
-    config = flags.pop("config", None)
+def train(words: list[str], flags: dict[str, str | None]) -> int:
+    config = Flag("config", str | None, None, "").parse(flags.pop("config", "none"))
     base = None
     if config is not None and "help" not in flags:
         from shoal.training.run import Run
@@ -161,7 +170,7 @@ def train(words: list[str], flags: dict[str, str]) -> int:
     algo, env = find("algos", words[0]), find("envs", words[1])
     from shoal.training.settings import all_flags, from_flags
 
-    if flags.pop("help", None):
+    if "help" in flags:
         print_flags(f"shoal train {words[0]} {words[1]} [flags]", all_flags(algo, env), TRAIN_NOTES)
         return 0
     from shoal.api import seeds_of, start, start_several
@@ -178,7 +187,7 @@ also:
 """
 
 
-def resume(words: list[str], flags: dict[str, str]) -> int:
+def resume(words: list[str], flags: dict[str, str | None]) -> int:
     options = parse(ResumeOptions, words, flags, "resume RUN")
     if options is None:
         return 0
@@ -257,8 +266,8 @@ def _common(paths: list[Path]) -> str:
     return shlex.quote(str(parent)) if alone else f"{shlex.quote(str(parent / stem))}*"
 
 
-def evaluate(words: list[str], flags: dict[str, str]) -> int:
-    team = {k[5:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("team.")}
+def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
+    team = under(flags, "team.")
     options = parse(EvalOptions, words, flags, "eval RUN", "  --team.NAME RUN|random   who plays a group or team instead")
     if options is None:
         return 0
@@ -290,8 +299,8 @@ def evaluate(words: list[str], flags: dict[str, str]) -> int:
     return 0
 
 
-def watch(words: list[str], flags: dict[str, str]) -> int:
-    team = {k[5:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("team.")}
+def watch(words: list[str], flags: dict[str, str | None]) -> int:
+    team = under(flags, "team.")
     options = parse(WatchOptions, words, flags, "watch RUN", "  --team.NAME RUN|random   who plays a group or team instead")
     if options is None:
         return 0
@@ -309,7 +318,7 @@ def watch(words: list[str], flags: dict[str, str]) -> int:
     return 0
 
 
-def plot(words: list[str], flags: dict[str, str]) -> int:
+def plot(words: list[str], flags: dict[str, str | None]) -> int:
     options = parse(PlotOptions, words, flags, "plot RUN...")
     if options is None:
         return 0
@@ -321,15 +330,17 @@ def plot(words: list[str], flags: dict[str, str]) -> int:
     return 0
 
 
-def check(words: list[str], flags: dict[str, str]) -> int:
+def check(words: list[str], flags: dict[str, str | None]) -> int:
     from shoal.tools import check as tool
 
-    config = {k[4:].replace("-", "_"): flags.pop(k) for k in list(flags) if k.startswith("env.")}
+    asked = {k: flags.pop(k) for k in list(flags) if k.startswith("env.")}
     notes = "  --env.FIELD   settings of the environment's own: `shoal train ippo ENV --help` lists them"
     options = parse(tool.CheckOptions, words, flags, "check ENV", notes)
     if options is None:
         return 0
     (env,) = exactly(words, 1, "check takes an environment")
+    known = flags_of(find("envs", env).load().Config, "env.") if asked else {}
+    config = {k[4:].replace("-", "_"): known[k].parse(t) if k in known else t for k, t in asked.items()}
     report = tool.check(env, options, config)
     if options.json:
         print(json.dumps(report.as_json()))
@@ -351,15 +362,15 @@ def _print_check(report: Any) -> None:
     print(f"{problems or 'no'} problem{'' if problems == 1 else 's'}.")
 
 
-def envs(words: list[str], flags: dict[str, str]) -> int:
+def envs(words: list[str], flags: dict[str, str | None]) -> int:
     return _list("envs", words, flags)
 
 
-def algos(words: list[str], flags: dict[str, str]) -> int:
+def algos(words: list[str], flags: dict[str, str | None]) -> int:
     return _list("algos", words, flags)
 
 
-def _list(kind: str, words: list[str], flags: dict[str, str]) -> int:
+def _list(kind: str, words: list[str], flags: dict[str, str | None]) -> int:
     options = parse(ListOptions, words, flags, kind)
     if options is None:
         return 0
@@ -375,7 +386,7 @@ def _list(kind: str, words: list[str], flags: dict[str, str]) -> int:
     return 0
 
 
-def runs(words: list[str], flags: dict[str, str]) -> int:
+def runs(words: list[str], flags: dict[str, str | None]) -> int:
     options = parse(ListOptions, words, flags, "runs [FOLDER]")
     if options is None:
         return 0
@@ -399,7 +410,7 @@ def _score(x: float | None) -> str:
     return "-" if x is None else f"{x:.2f}"
 
 
-def bench(words: list[str], flags: dict[str, str]) -> int:
+def bench(words: list[str], flags: dict[str, str | None]) -> int:
     from shoal.tools import bench as tool
 
     kinds = {"env": tool.EnvBench, "train": tool.TrainBench, "update": tool.TrainBench}
@@ -428,10 +439,69 @@ def bench(words: list[str], flags: dict[str, str]) -> int:
 # --- reading and printing --------------------------------------------------------------------------------------------
 
 
-def parse(cls: Any, words: list[str], flags: dict[str, str], usage: str, notes: str = "") -> Any:
+@cache
+def flags_of_verb(verb: str) -> dict[str, Flag]:
+    """Those that a verb has whatever algorithm and environment are named."""
+    if verb == "train":
+        from shoal.training.settings import common_flags
+
+        return {name: flag for flags in common_flags().values() for name, flag in flags.items()}
+    if verb == "check":
+        from shoal.tools.check import CheckOptions
+
+        return flags_of(CheckOptions)
+    if verb == "bench":
+        from shoal.tools.bench import EnvBench, TrainBench
+
+        return {**flags_of(EnvBench), **flags_of(TrainBench)}
+    return flags_of(OPTIONS[verb])
+
+
+def read(verb: str, items: list[str]) -> tuple[list[str], dict[str, str | None]]:
+    """Words and flags. Which flags are switches is known from their types, and those of --algo.* and --env.* from the algorithm
+    and environment that are named, which may stand after them: where a name is missing, some switch took it."""
+    theirs: dict[str, Flag] = {}
+
+    def takes(name: str, word: str) -> bool:
+        if name == "help":
+            return False
+        section, dot, rest = name.partition(".")
+        flag = {**flags_of_verb(verb), **theirs}.get(section + dot + rest.rpartition(".")[2])  # a group's is as everybody's
+        return flag is None or flag.takes(word)
+
+    words, flags = split(items, takes)
+    needs = {"train": 2, "check": 1}.get(verb, 0)
+    taken = [word for name, word in flags.items() if name.startswith(("algo.", "env.")) and word is not None]
+    if len(words) < needs and taken and "help" not in flags:
+        for word in (*words, *taken):
+            theirs |= flags_of_named(word)
+        words, flags = split(items, takes)
+    return words, flags
+
+
+def flags_of_named(word: str) -> dict[str, Flag]:
+    """The flags of the algorithm or environment that a word may be the name of."""
+    known: dict[str, Flag] = {}
+    for kind, prefix in (("algos", "algo."), ("envs", "env.")):
+        with suppress(Exception):  # it is said where the word is asked for as one
+            known |= flags_of(find(kind, word).load().Config, prefix)
+    return known
+
+
+def under(flags: dict[str, str | None], prefix: str) -> dict[str, str]:
+    """Takes the flags of a prefix, such as team., out of the others."""
+    found = {}
+    for name in [n for n in flags if n.startswith(prefix)]:
+        if (text := flags.pop(name)) is None:
+            raise UserError(f"--{name} was given no value.")
+        found[name.removeprefix(prefix).replace("-", "_")] = text
+    return found
+
+
+def parse(cls: Any, words: list[str], flags: dict[str, str | None], usage: str, notes: str = "") -> Any:
     """A verb's options from its flags; none when it was only asked for help."""
     known = flags_of(cls)
-    if flags.pop("help", None):
+    if "help" in flags:
         print_flags(f"shoal {usage} [flags]", {"flags": known}, notes)
         return None
     for name in flags:

@@ -6,6 +6,9 @@
 
 is `--gamma 0.99` with the help "discount". Types are int, float, bool, str, a Literal, one of these or none, and tuples
 of them (`--hidden 64,64`). Every mistake is one sentence.
+
+A flag takes the word after it, and needs one. One of type bool is a switch: it needs none, and takes the next word only where
+that is true or false.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -24,6 +27,7 @@ from shoal.ids import near
 from shoal.spec import UserError
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+MOST = 2**63 - 1  # what a tensor and a generator can hold
 SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -36,8 +40,27 @@ class Flag:
     default: Any
     help: str
 
-    def parse(self, text: str) -> Any:
-        return parse_value(text, self.type, f"--{self.name}")
+    def parse(self, text: str | None) -> Any:
+        """What was typed after it; none where nothing was."""
+        if text is not None:
+            return parse_value(text, self.type, f"--{self.name}")
+        if self.switch:
+            return True
+        raise UserError(f"--{self.name} was given no value: it takes {self.kind}.")
+
+    def takes(self, word: str) -> bool:
+        """Whether a word that follows it is its value."""
+        if not self.switch:
+            return True
+        try:
+            self.parse(word)
+        except UserError:
+            return False
+        return True
+
+    @property
+    def switch(self) -> bool:
+        return bool in (self.type, *get_args(self.type))
 
     @property
     def kind(self) -> str:
@@ -80,11 +103,11 @@ def describe(kind: Any) -> str:
 def parse_value(text: str, kind: Any, where: str) -> Any:
     """A word typed by a user -> a value of the field's type."""
     origin, args = get_origin(kind), get_args(kind)
-    word = text.strip()
+    word, shown = text.strip(), f"{text!r:.60}"
     if origin is Literal:
         if word in args:
             return word
-        raise UserError(f"{where} is {text!r}{near(word, args)}: it takes {', '.join(map(str, args))}.")
+        raise UserError(f"{where} is {shown}{near(word, args)}: it takes {', '.join(map(str, args))}.")
     if origin in (typing.Union, types.UnionType):
         if type(None) in args and word.lower() in ("none", ""):
             return None
@@ -95,7 +118,7 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
                 except UserError as e:
                     problem = e
         raise (
-            problem if len(args) == 2 and type(None) in args else UserError(f"{where} is {text!r}: it takes {describe(kind)}.")
+            problem if len(args) == 2 and type(None) in args else UserError(f"{where} is {shown}: it takes {describe(kind)}.")
         )
     if origin is tuple:
         inner = args[0]
@@ -105,19 +128,25 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
             return True
         if word.lower() in ("false", "no", "off", "0"):
             return False
-        raise UserError(f"{where} is {text!r}: it takes true or false.")
+        raise UserError(f"{where} is {shown}: it takes true or false.")
     if kind is int:
         match = re.fullmatch(r"([+-]?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([kKmMgG]?)", word)
         number = Decimal(match[1].replace("_", "")) * UNITS.get(match[2].lower(), 1) if match else Decimal("0.5")
         if number != number.to_integral_value():
-            raise UserError(f"{where} is {text!r}: it takes a whole number, such as 1000, 1_000, 1e6 or 2M.")
-        return int(number)
+            raise UserError(f"{where} is {shown}: it takes a whole number, such as 1000, 1_000, 1e6 or 2M.")
+        return _held(int(number), where)
     if kind is float:
         try:
             return float(word)
         except ValueError:
-            raise UserError(f"{where} is {text!r}: it takes a number.") from None
+            raise UserError(f"{where} is {shown}: it takes a number.") from None
     return text
+
+
+def _held(number: int, where: str) -> int:
+    if not -MOST <= number <= MOST:
+        raise UserError(f"{where} is about {Decimal(number):.1e}: there is no room for a number beyond {Decimal(MOST):.1e}.")
+    return number
 
 
 def parse_span(text: str | float | None, where: str) -> float | None:
@@ -166,22 +195,25 @@ def _fit(value: Any, kind: Any, where: str) -> Any:
     if isinstance(value, str):
         return parse_value(value, kind, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value if isinstance(value, float) else _held(value, where))
     if (
         kind is int
         and not isinstance(value, bool)
         and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
     ):
-        return int(value)
+        return _held(int(value), where)
     if kind is bool and isinstance(value, bool):
         return value
     raise UserError(f"{where} is {value!r}: it takes {describe(kind)}.")
 
 
-def split(argv: Iterable[str], switches: Iterable[str] = ()) -> tuple[list[str], dict[str, str]]:
-    """Words and flags: `a --x 1 --y=2 --z` -> [a], {x: 1, y: 2, z: true}. Switches take no word after them."""
+def split(
+    argv: Iterable[str], takes: Callable[[str, str], bool] = lambda name, word: True
+) -> tuple[list[str], dict[str, str | None]]:
+    """Words and flags: `a --x 1 --y=2 --z` -> [a], {x: 1, y: 2, z: none}. `takes(name, word)`: whether a word that follows a
+    flag is its value."""
     words: list[str] = []
-    flags: dict[str, str] = {}
+    flags: dict[str, str | None] = {}
     items = list(argv)
     i = 0
     while i < len(items):
@@ -191,9 +223,11 @@ def split(argv: Iterable[str], switches: Iterable[str] = ()) -> tuple[list[str],
             words.append(item)
             continue
         name, eq, value = item[2:].partition("=")
-        if not eq:
-            follows = name not in switches and i < len(items) and not items[i].startswith("--")
-            value = items[i] if follows else "true"
-            i += follows
-        flags[name.replace("_", "-")] = value
+        name = name.replace("_", "-")
+        if eq:
+            flags[name] = value
+            continue
+        follows = i < len(items) and not items[i].startswith("--") and takes(name, items[i])
+        flags[name] = items[i] if follows else None
+        i += follows
     return words, flags

@@ -100,8 +100,8 @@ class Settings:
             values = json.loads(path.read_text())
         except OSError:
             raise UserError(f"there is no file {path}.") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as e:
-            raise UserError(f"{path} is not JSON: {e}.") from None
+        except (ValueError, RecursionError) as e:  # no JSON, no text, a number of thousands of digits, brackets in brackets
+            raise UserError(f"{path} is not JSON that can be read: {e}.") from None
         if not isinstance(values, dict) or not {"algo", "env"} <= set(values):
             raise UserError(f"{path} is no config of Shoal's: it needs at least `algo` and `env`.")
         known = [f.name for f in dataclasses.fields(Settings)]
@@ -248,17 +248,24 @@ def all_flags(algo: Entry, env: Entry) -> dict[str, dict[str, Flag]]:
         own = {k.replace("_", "-"): v for k, v in entry.settings.items()}
         return {n: dataclasses.replace(f, default=own.get(n.partition(".")[2], f.default)) for n, f in flags.items()}
 
+    common = common_flags()
     return {
-        "run": flags_of(RunConfig),
+        "run": common.pop("run"),
         "algo": with_defaults(flags_of(algo.load().Config, "algo."), algo),
-        "net": flags_of(NetConfig, "net."),
+        "net": common.pop("net"),
         "env": with_defaults(flags_of(env.load().Config, "env."), env),
-        **{name: flags_of(cls, f"{name}.") for name, cls in SECTIONS.items()},
+        **common,
     }
 
 
-def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None = None) -> Settings:
-    """Settings from what was typed. `base` (a config.json) is overlaid."""
+def common_flags() -> dict[str, dict[str, Flag]]:
+    """Those of every algorithm and environment."""
+    kinds = {"net": NetConfig, **SECTIONS}
+    return {"run": flags_of(RunConfig), **{name: flags_of(cls, f"{name}.") for name, cls in kinds.items()}}
+
+
+def from_flags(algo: str, env: str, given: dict[str, str | None], base: Settings | None = None) -> Settings:
+    """Settings from what was typed; none where a flag has no word. `base` (a config.json) is overlaid."""
     flags = all_flags(find("algos", algo), find("envs", env))
     known = {name: (section, flag) for section, fs in flags.items() for name, flag in fs.items()}
     run = {k: v for k, v in base.run.items() if k not in ("out", "until")} if base else {}  # those were that call's own
@@ -273,13 +280,16 @@ def from_flags(algo: str, env: str, given: dict[str, str], base: Settings | None
         head, _, rest = name.partition(".")
         group, dot, key = rest.partition(".")
         if head == "team" and rest:
-            team[rest.replace("-", "_")] = text
+            team[rest.replace("-", "_")] = Flag(name, str, "", "").parse(text)
         elif name in known:
             section, flag = known[name]
             target = run if section == "run" else sections.setdefault(section, {})
             target[name.partition(".")[2].replace("-", "_") if section != "run" else name.replace("-", "_")] = flag.parse(text)
         elif head in PER_GROUP and dot:
-            groups.setdefault(group.replace("-", "_"), {}).setdefault(head, {})[key.replace("-", "_")] = text
+            if text is None and f"{head}.{key}" in known:
+                dataclasses.replace(known[f"{head}.{key}"][1], name=name).parse(text)  # what is no switch needs a value
+            word = "true" if text is None else text  # its type is known to who plays the group
+            groups.setdefault(group.replace("-", "_"), {}).setdefault(head, {})[key.replace("-", "_")] = word
         else:
             raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal train {algo} {env} --help` lists them.")
     return Settings(algo, env, run, sections, groups, team, players)
