@@ -20,12 +20,13 @@ from shoal.spec import UserError
 from shoal.tools.check import CheckOptions, Report
 from shoal.tools.check import check as look_over
 from shoal.training import several
-from shoal.training.evaluate import Episodes, rows_for
+from shoal.training.evaluate import MOST_EPISODES, Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players, policy_name, record
 from shoal.training.run import Run
+from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
 
@@ -142,7 +143,20 @@ def _here(resolved: Resolved, mine: Any) -> bool:
 
 
 def _loop(resolved: Resolved, hook: Hook | None, shaper: Shapers) -> Loop:
-    return Loop(resolved, hooks_of(resolved, hook), shaper=shaper)
+    loop = Loop(resolved, hooks_of(resolved, hook), shaper=shaper)
+    if any(a.id.endswith(".py") for a in loop.players.algorithms):
+        _try_acting(loop)
+    return loop
+
+
+@torch.no_grad()
+def _try_acting(loop: Loop) -> None:
+    """Ask for actions once, which changes nothing: what an algorithm of the user's own cannot take is said before a folder is
+    made."""
+    players, rows, device = loop.players, loop.env.rows, loop.env.device
+    with global_seed(0, "try", device=device):
+        noise = players.noise(generator(0, "try", device=device), rows)
+        players.act(loop.collector.frame, players.memory(rows, device), noise, explore=False, greedy=True)
 
 
 def _make(work: Callable[[], Loop], stream: Any = None) -> Loop:
@@ -162,9 +176,13 @@ NO_ROOM = (
 )
 
 
+# what PyTorch says, in a plain RuntimeError, of tensors that no memory can hold
+TOO_LARGE = ("DefaultCPUAllocator: ", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+
+
 def no_room(e: Exception) -> bool:
     """Whether it was memory that ran out."""
-    return isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate" in str(e) or "storage" in str(e)
+    return isinstance(e, MemoryError | torch.OutOfMemoryError) or (type(e) is RuntimeError and any(x in str(e) for x in TOO_LARGE))
 
 
 def _drive(config: RunConfig, score_name: str, jobs: dict[Job, int], loops: list[Loop], streams: list[Any]) -> Several:
@@ -261,8 +279,8 @@ def evaluate(
 ) -> Episodes:
     """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead; `longest`
     how many steps an episode may last, in place of the run's --eval.longest."""
-    if not isinstance(episodes, int) or episodes < 1:
-        raise UserError(f"--episodes is {episodes!r}: it takes a whole number, at least 1.")
+    if not isinstance(episodes, int) or not 1 <= episodes <= MOST_EPISODES:
+        raise UserError(f"--episodes is {episodes!r}: it takes a whole number from 1 to {MOST_EPISODES:,}.")
     checkpoint, team = str(checkpoint), {g: _word(who) for g, who in (team or {}).items()}
     run = run if isinstance(run, Run) else Run(run)
     resolved = run.resolve(device)

@@ -28,6 +28,7 @@ from shoal.spec import UserError
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 MOST = 2**63 - 1  # what a tensor and a generator can hold
+MOST_SIZE = 2**31 - 1
 SPANS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -147,6 +148,12 @@ def _held(number: int, where: str) -> int:
     if not -MOST <= number <= MOST:
         raise UserError(f"{where} is about {Decimal(number):.1e}: there is no room for a number beyond {Decimal(MOST):.1e}.")
     return number
+
+
+def refuse_huge(size: int, flag: str) -> None:
+    """Of a number of things that memory is taken for: more than any machine has room for."""
+    if size > MOST_SIZE:
+        raise UserError(f"{flag} is {size}: there is not enough memory for so many.")
 
 
 def parse_span(text: str | float | None, where: str) -> float | None:

@@ -61,7 +61,7 @@ class ActorCritic(Algorithm, ABC):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            bounded(self, {"random_steps": (0, 1e30), "noise_keep": (0, 0.9999)}, ("critics", "delay", "lr_critic"))
+            bounded(self, {"random_steps": (0, 1e30), "noise_keep": (0, 0.9999), "critics": (1, 100)}, ("delay", "lr_critic"))
 
     held_names: ClassVar[tuple[str, ...]] = ("loss_actor", "grad_norm_actor")  # metrics of the actor's step
     heard: ClassVar[int | None] = None  # how many of the critics the actor climbs; none: all

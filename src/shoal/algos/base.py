@@ -326,10 +326,15 @@ def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
         raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
 
 
+MOST_COUNT = 10**12
+
+
 def bounded(config: Any, bounds: dict[str, tuple[float, float]], positive: Iterable[str] = ()) -> None:
     """Refuse, in a sentence, settings that are out of bounds; those that are none, or that there are not, are let be."""
     for name, (low, high) in {**bounds, **dict.fromkeys(positive, (1e-30, 1e30))}.items():
         value = getattr(config, name, None)
+        if isinstance(value, int) and value > MOST_COUNT:
+            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be at most {MOST_COUNT:g}.")
         if value is not None and not low <= value <= high:
             most = "at least 0" if high == 1e30 else f"between {low:g} and {high:g}"
             must = "more than zero" if low == 1e-30 else most

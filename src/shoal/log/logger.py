@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -114,18 +115,23 @@ def cut(folder: Path, mark: dict[str, int]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl; a last line cut short by a crash is left out."""
+    """Every line of metrics.jsonl up to the first that is none: a last one may have been cut short by a crash."""
     path = Path(folder) / "metrics.jsonl"
     lines = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
-        if not (isinstance(value, dict) and {"step", "kind"} <= set(value)):
+        if not (isinstance(value, dict) and is_number(value.get("step")) and value.get("kind") in ("train", "eval")):
             break
         lines.append(value)
     return lines
+
+
+def is_number(x: Any) -> bool:
+    """Whether a value of JSON's is one that can be plotted and compared."""
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
 
 
 def write_csv(folder: Path) -> None:

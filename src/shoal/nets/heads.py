@@ -33,6 +33,7 @@ class Net(nn.Module):
     ):
         super().__init__()
         width: int = encoder if isinstance(encoder, int) else encoder.width  # type: ignore[assignment]
+        self.width = width
         self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
         self.memory: Memory | None = None
         if net.memory == "none":
@@ -40,7 +41,11 @@ class Net(nn.Module):
                 width, width_out, agents, net, generator, gain
             )
             return
-        assert not isinstance(agents, int), "memory wants agents with names"
+        if isinstance(agents, int):
+            raise UserError(
+                f"--net.memory {net.memory} needs an algorithm that gives its nets the agents' names, and this one gives their number: "
+                "take --net.memory none, or hand spec[group].agents to them."
+            )
         inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
         front = replace(net, hidden=net.hidden[:-1])
         self.body = own_module(net, width, inside, agents, generator) or MLP(
@@ -58,10 +63,20 @@ class Net(nn.Module):
     ) -> tuple[Tensor, State]:
         """Output and the state after. Without `start` x is one step from `state`; with it [T, B, N] steps, whose states after
         each come back."""
+        if self.encoder is None and not (isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == self.width):
+            given = f"{list(x.shape)} of {x.dtype}".replace("torch.", "") if isinstance(x, Tensor) else type(x).__name__
+            raise UserError(
+                f"a net that takes a row of {self.width} numbers an agent was given {given}: an algorithm whose worlds have pictures, "
+                "or observations of other shapes, gives its nets an encoder (nets/encoders.py), as algos/ppo.py does."
+            )
         x = self.body(x if self.encoder is None else self.encoder(x))
         if self.memory is None:
             return x, {}
-        assert state is not None
+        if state is None:
+            raise UserError(
+                "--net.memory needs an algorithm that hands its nets what they remember, and this one does not: take --net.memory "
+                "none, or carry it from step to step in `memory`, as algos/onpolicy.py does."
+            )
         after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
         return self.out(after["hidden"]), after
 

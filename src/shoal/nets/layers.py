@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from shoal.flags import refuse_huge
 from shoal.ids import near
 from shoal.ops.kernels import for_device
 from shoal.spec import UserError
@@ -82,6 +83,9 @@ class NetConfig:
             if any(h < 1 for h in getattr(self, name) or ()):
                 given = ",".join(map(str, getattr(self, name)))
                 raise UserError(f"--net.{name.replace('_', '-')} is {given}: a layer needs at least one unit.")
+            refuse_huge(max(getattr(self, name) or (0,)), f"--net.{name.replace('_', '-')}")
+        for name in ("memory_width", "attention_width"):
+            refuse_huge(getattr(self, name), f"--net.{name.replace('_', '-')}")
         for name in ("memory_width", "attention_width", "heads", "gain", "gain_actor", "gain_critic"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise UserError(f"--net.{name.replace('_', '-')} is {getattr(self, name)}: it must be more than zero.")
@@ -108,7 +112,11 @@ class NetConfig:
         n = agents if isinstance(agents, int) else len(agents)
         if self.one_set or self.share == "none":
             return (0,) * n if self.one_set else tuple(range(n))
-        assert not isinstance(agents, int), "sets of weights by name need agents with names"
+        if isinstance(agents, int):
+            raise UserError(
+                f"--net.share {self.share} needs an algorithm that gives its nets the agents' names, and this one gives their number: "
+                "take id, plain or none, or hand spec[group].agents to them."
+            )
         pairs = [[word.strip() for word in pair.partition("=")[::2]] for pair in self.share.split(",")]
         given = dict(pairs)
         if len(given) < len(pairs):
@@ -131,6 +139,8 @@ def layers_of(convolutions: str) -> list[tuple[int, ...]]:
         match = re.fullmatch(r"\s*([1-9]\d*)x([1-9]\d*)/([1-9]\d*)\s*", layer)
         if match is None:
             raise UserError(f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4.")
+        if max(map(len, match.groups())) > 6:
+            raise UserError(f"--net.convolutions has {layer!r:.60}: there is not enough memory for so many.")
         out.append(tuple(map(int, match.groups())))
     return out
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.log.logger import is_number
 from shoal.spec import UserError
 from shoal.training.evaluate import Episodes
 from shoal.training.run import Run
@@ -59,7 +60,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
             continue
         lines = run.metrics
         score = _score_name(run)
-        scores = [e[score] for e in lines if e["kind"] == "eval" and e.get(score) is not None]
+        scores = [e[score] for e in lines if e["kind"] == "eval" and is_number(e.get(score))]
         out.append(
             {
                 "run": str(config.parent),

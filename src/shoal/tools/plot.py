@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from shoal.ids import near
 from shoal.log.console import short
+from shoal.log.logger import is_number
 from shoal.spec import UserError
 from shoal.training.run import Run, slug
 from shoal.training.settings import RunConfig, Settings
@@ -91,11 +92,11 @@ def series(run: Run, metric: str) -> tuple[Series, bool]:
     if not lines:
         raise UserError(f"the run {run.path} has no metrics yet: let it train first.")
     for kind in ("eval", "train"):
-        points = {x["step"]: x[metric] for x in lines if x["kind"] == kind and _is_number(x.get(metric))}
+        points = {x["step"]: x[metric] for x in lines if x["kind"] == kind and is_number(x.get(metric))}
         if points:
             steps = sorted(points)
             return (np.array(steps, float), np.array([points[s] for s in steps], float)), kind == "train"
-    known = list(dict.fromkeys(k for x in lines for k, v in x.items() if _is_number(v) and k not in ("step", "time")))
+    known = list(dict.fromkeys(k for x in lines for k, v in x.items() if is_number(v) and k not in ("step", "time")))
     if metric in known:
         raise UserError(f"the run {run.path} has no numbers for {metric!r} yet.")
     some = near(metric, known) or f"; it has {', '.join(known)}"
@@ -108,10 +109,6 @@ def returns(run: Run) -> list[str]:
     if not names:
         raise UserError(f"the run {run.path} has no metrics yet: let it train first.")
     return list(names)
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 # --- which runs are seeds of one curve -------------------------------------------------------------------------------
@@ -160,6 +157,8 @@ def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None =
     out = Path(out)
     if not runs:
         raise UserError("name at least one run to plot.")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: --out takes a picture's file, such as curve.png.")
     kinds = FigureCanvasAgg.get_supported_filetypes()
     kind = out.suffix[1:].lower() or "png"
     if kind not in kinds:

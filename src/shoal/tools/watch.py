@@ -43,6 +43,7 @@ FINE = 3  # shapes and grid are drawn so many times larger, then averaged down
 MARGIN = 1.2  # of the extent that is in view: room for bodies whose middles are on its edge
 WIDEN = 1.08  # the most the view widens from one shot to the next
 MOST = 250  # shots of an episode
+MOST_EPISODES = 1000
 PACE, HOLD = 0.1, 1.0  # seconds a shot, and the last of an episode
 PAPER, PLANE, GRID, AXIS, INK, PALE, BAR = (
     (244, 245, 248),
@@ -402,8 +403,8 @@ def watch(
 ) -> Episodes:
     """Play a run's policies greedily and leave the film as a GIF, an MP4 or both. Returns what was played: the very
     episodes that `shoal eval` with as many episodes and the same seed measures."""
-    if episodes < 1:
-        raise UserError(f"--episodes is {episodes}: it must be at least 1.")
+    if not 1 <= episodes <= MOST_EPISODES:
+        raise UserError(f"--episodes is {episodes}: a film takes from 1 to {MOST_EPISODES:,}.")
     if gif is None and mp4 is None:
         raise UserError("say where the film should go: --gif FILE or --mp4 FILE.")
     run = run if isinstance(run, Run) else Run(run)

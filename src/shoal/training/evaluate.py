@@ -21,6 +21,7 @@ from shoal.training.collect import Players, play
 from shoal.training.seeds import generator
 from shoal.training.tally import FirstNotFinite, returns_of
 
+MOST_EPISODES = 10_000_000
 LONGEST = 100_000  # steps
 
 
@@ -34,6 +35,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise UserError(f"--eval.episodes is {self.episodes}: an evaluation needs at least one.")
+        if self.episodes > MOST_EPISODES:
+            raise UserError(f"--eval.episodes is {self.episodes}: an evaluation takes {MOST_EPISODES:,} at most.")
         if self.every != "auto" and self.every < 0:
             raise UserError(f"--eval.every is {self.every}: it is a number of steps, 0 for never.")
         if self.longest < 1:

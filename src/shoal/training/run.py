@@ -104,7 +104,7 @@ class Run:
 
     def load(self, which: str = "last") -> dict[str, Any]:
         """A checkpoint by name: last, best or a step's number."""
-        name = which if which in ("last", "best") else f"step-{int(which):012d}" if which.isdigit() else which
+        name = which if which in ("last", "best") else f"step-{int(which):012d}" if which.isdecimal() else which
         path = self.checkpoints / f"{name}.pt"
         if not path.exists():
             have = ", ".join(sorted(p.stem for p in self.checkpoints.glob("*.pt"))) or "none"

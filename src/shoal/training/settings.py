@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from shoal.flags import Flag, build, flags_of, parse_span
+from shoal.flags import Flag, build, flags_of, parse_span, refuse_huge
 from shoal.ids import Entry, find, near
 from shoal.log.logger import LogConfig
 from shoal.nets.layers import NetConfig
@@ -22,6 +22,7 @@ from shoal.training.checkpoint import SaveConfig
 from shoal.training.evaluate import EvalConfig
 
 MOST_THREADS = 256
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class RunConfig:
         for name in ("steps", "envs", "seeds"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} is {getattr(self, name)}: it must be at least 1.")
+        refuse_huge(self.envs, "--envs")
+        if self.seeds > MOST_SEEDS:
+            raise UserError(f"--seeds is {self.seeds}: it takes a number from 1 to {MOST_SEEDS}.")
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise UserError(f"--threads is {self.threads}: it takes a number from 1 to {MOST_THREADS}.")
         if self.stop_score is not None and math.isnan(self.stop_score):

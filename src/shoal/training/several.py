@@ -112,7 +112,7 @@ def runs_in(path: str | Path, deep: bool = False) -> list[Run]:
 
 def _natural(path: Path) -> list[str | int]:
     """seed2 before seed10."""
-    return [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", str(path))]
+    return [int(w) if w.isdecimal() else w for w in re.split(r"(\d+)", str(path))]
 
 
 def room(threads: int | None) -> int:

@@ -30,6 +30,7 @@ from shoal.envs.base import Circle, Move, Sketch, State, World
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, Slots, Space, UserError
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
+MOST_BODIES = 10_000  # of a kind
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 GREY, BLUE, GREEN, RED = (0.25, 0.25, 0.25), (0.35, 0.35, 0.85), (0.35, 0.85, 0.35), (0.85, 0.35, 0.35)
 
@@ -350,10 +351,12 @@ def fence(places: Tensor) -> Tensor:
 
 
 def at_least(config: Any, least: int, *fields: str) -> None:
+    """Refuse numbers of bodies that there cannot be."""
     for name in fields:
         value = getattr(config, name)
-        if value is not None and value < least:
-            raise UserError(f"--env.{name.replace('_', '-')} is {value}: it has to be at least {least}.")
+        if value is not None and not least <= value <= MOST_BODIES:
+            must = f"at least {least}" if value < least else f"at most {MOST_BODIES:,}"
+            raise UserError(f"--env.{name.replace('_', '-')} is {value}: it has to be {must}.")
 
 
 def nearest(gaps: Tensor, k: int, *along: Tensor) -> list[Tensor]:

@@ -27,8 +27,8 @@ class ProbeImage(Probe):
         vector: bool = False  # two numbers beside the picture, which matter as well
 
         def __post_init__(self) -> None:
-            if self.n < 1:
-                raise UserError(f"--env.n is {self.n}: the world needs at least one agent.")
+            if not 1 <= self.n <= 1000:
+                raise UserError(f"--env.n is {self.n}: this probe has 1 to 1000 agents.")
 
     def setup(self) -> None:
         n, picture = self.config.n, (1, SIDE, SIDE)

@@ -24,8 +24,8 @@ class ProbeMemory(Probe):
         blank: int = 3  # frames through which the sign must be remembered
 
         def __post_init__(self) -> None:
-            if self.n < 1:
-                raise UserError(f"--env.n is {self.n}: the world needs at least one agent.")
+            if not 1 <= self.n <= 1000:
+                raise UserError(f"--env.n is {self.n}: this probe has 1 to 1000 agents.")
             if self.blank < 1:
                 raise UserError(f"--env.blank is {self.blank}: with no blank frame there is nothing to remember.")
 
