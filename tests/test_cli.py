@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.cli import main
+from shoal.cli import main, read
 from shoal.training.run import Run
 
 TINY = [
@@ -99,6 +99,29 @@ WRONG = [
     ("mappo simple_spread --save.keep -7", ["--save.keep is -7"]),
     ("mappo simple_spread --stop-score nan", ["--stop-score is nan"]),
     ("mappo simple_spread --envs 1e12", ["not enough memory", "--algo.capacity"]),
+    ("mappo simple_spread --envs 1e18", ["--envs", "not enough memory"]),
+    ("mappo simple_spread --envs 1e9", ["not enough memory"]),
+    ("mappo simple_spread --net.hidden 9223372036854775807", ["--net.hidden", "not enough memory"]),
+    ("mappo simple_spread --net.convolutions 9223372036854775807x3/1", ["--net.convolutions", "not enough memory"]),
+    ("mappo simple_spread --env.n 1e18", ["--env.n", "at most"]),
+    ("mappo simple_tag --env.num-good 9223372036854775807", ["--env.num-good", "at most"]),
+    ("mappo probe_memory --env.n 1e12", ["--env.n", "1000"]),
+    ("mappo simple_spread --algo.rollout 1e18", ["--algo.rollout", "at most"]),
+    ("maddpg simple_spread --algo.critics 1e9", ["--algo.critics"]),
+    ("mappo simple_spread --seeds 1e12", ["--seeds"]),
+    ("mappo simple_spread --seed 1e30", ["--seed"]),
+    ("mappo simple_spread --eval.episodes 1e30", ["--eval.episodes"]),
+    ("mappo simple_spread --eval.episodes 1e18", ["--eval.episodes", "at most"]),
+    ("mappo simple_spread --out", ["--out was given no value"]),
+    ("mappo simple_spread --out --quiet", ["--out was given no value"]),
+    ("mappo simple_spread --algo.agents.lr", ["--algo.agents.lr was given no value"]),
+    ("mappo simple_spread --team.agents", ["--team.agents was given no value"]),
+    ("mappo simple_spread --config", ["--config was given no value"]),
+    (f"mappo simple_spread --out {'x' * 300}", ["cannot be made", "too long"]),
+    (f"mappo simple_spread --init {'x' * 300}", ["is no run"]),
+    (f"mappo simple_spread --config {'x' * 300}", ["there is no file"]),
+    (f"mappo {'x' * 300}.py", ["there is no file"]),
+    ("ddqn simple_spread --algo.dueling maybe", ["--algo.dueling is 'maybe'"]),
     ("mappo simple_spread --net.hidden 99999999999", ["not enough memory"]),
 ]
 
@@ -123,6 +146,17 @@ def test_verbs_refuse_what_they_cannot_take(capsys, run):
         (["eval", run, "--episodes", "0"], "--episodes is 0"),
         (["eval", run, "--epsodes", "5"], "'episodes'"),
         (["eval", run, "--checkpoint", "77"], "has no checkpoint '77'"),
+        (["eval", run, "--checkpoint", "²"], "has no checkpoint '²'"),
+        (["eval", run, "--checkpoint", "x" * 300], "has no checkpoint"),
+        (["eval", run, "--episodes", "1e30"], "--episodes"),
+        (["eval", run, "--episodes", "1e18"], "--episodes"),
+        (["eval", run, "--csv"], "--csv was given no value"),
+        (["eval", run, "--team.agents"], "--team.agents was given no value"),
+        (["eval", "x" * 300], "is no run"),
+        (["watch", run, "--episodes", "1e30"], "--episodes"),
+        (["watch", run, "--episodes", "1e18"], "--episodes"),
+        (["plot", run, "--out", run], "is a folder"),
+        (["plot", run, "--out", "x" * 300 + ".png"], "cannot be written"),
         (["eval", run, "--team.agents", "mappo"], "has learnt nothing"),
         (["watch", "nowhere"], "is no run"),
         (["plot"], "takes one run's folder or more"),
@@ -334,8 +368,9 @@ def test_two_files_of_one_name(tmp_path):
     assert main(["eval", str(tmp_path / "r"), "--episodes", "2", "--json"]) == 0
 
 
-def test_the_algorithm_of_contributing(tmp_path):
-    """The skeleton that CONTRIBUTING.md gives is one that trains."""
+@pytest.fixture
+def mine(tmp_path):
+    """The skeleton of an algorithm that CONTRIBUTING.md gives."""
     block = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text().split("```python\n")[1].split("```")[0]
     imports = (
         "from dataclasses import dataclass\n"
@@ -346,13 +381,109 @@ def test_the_algorithm_of_contributing(tmp_path):
         "from shoal.ops.losses import masked_mean, masked_sum\n"
     )
     (tmp_path / "mine.py").write_text(block.replace("\nclass Mine", f"\n{imports}\nclass Mine"))
+    return tmp_path / "mine.py"
+
+
+def test_the_algorithm_of_contributing(mine, tmp_path):
+    """It is one that trains."""
     flags = ["--steps", "3200", "--envs", "16", "--eval.episodes", "4", "--log.tensorboard", "false", "--quiet"]
-    assert (
-        main(["train", str(tmp_path / "mine.py"), "probe_deaths", *flags, "--algo.lr", "3e-3", "--out", str(tmp_path / "r")])
-        == 0
-    )
+    assert main(["train", str(mine), "probe_deaths", *flags, "--algo.lr", "3e-3", "--out", str(tmp_path / "r")]) == 0
     assert "agents/loss" in Run(tmp_path / "r").metrics[-2]
     assert main(["resume", str(tmp_path / "r"), "--steps", "4000", "--quiet"]) == 0
+
+
+def test_what_an_algorithm_of_ones_own_cannot_take(capsys, mine, tmp_path):
+    """It is said before anything is written, and what to do."""
+    named = tmp_path / "named.py"
+    named.write_text(mine.read_text().replace("self.n, net", "spec[groups[0]].agents, net"))
+    for file, line, words in (
+        (mine, "probe_copy --net.memory gru", ["--net.memory gru", "spec[group].agents"]),
+        (named, "probe_copy --net.memory gru", ["--net.memory", "`memory`"]),
+        (mine, "probe_image", ["pictures", "encoder"]),
+        (mine, "probe_image --env.vector", ["pictures", "encoder"]),
+        (mine, "probe_copy --net.share agent_0=a,agent_1=b", ["--net.share", "spec[group].agents"]),
+    ):
+        err = refused(capsys, "train", file, *line.split(), "--out", tmp_path / "r")
+        assert all(w in err for w in words), err
+        assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("words", ["my storage is full", "cannot allocate a name"])
+def test_an_error_of_ones_own_algorithm_is_not_called_memory(mine, tmp_path, words):
+    mine.write_text(
+        mine.read_text().replace(
+            "        (g,) = self.groups\n        mask", f"        raise RuntimeError({words!r})\n        mask"
+        )
+    )
+    with pytest.raises(RuntimeError, match=words):
+        main(["train", str(mine), "probe_copy", "--steps", "400", "--envs", "4", "--quiet", "--out", str(tmp_path / "r")])
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "flags"),
+    [
+        ("--algo.dueling ddqn probe_copy", "ddqn probe_copy", {"algo.dueling": None}),
+        ("--algo.lr 1e-3 --algo.dueling ddqn probe_copy", "ddqn probe_copy", {"algo.lr": "1e-3", "algo.dueling": None}),
+        ("ddqn --algo.dueling probe_copy", "ddqn probe_copy", {"algo.dueling": None}),
+        ("--algo.dueling false ddqn probe_copy", "ddqn probe_copy", {"algo.dueling": "false"}),
+        ("--algo.dueling=no ddqn probe_copy", "ddqn probe_copy", {"algo.dueling": "no"}),
+        ("--algo.agents.dueling ddqn probe_copy", "ddqn probe_copy", {"algo.agents.dueling": None}),
+        ("ddqn --env.shaped probe_teams", "ddqn probe_teams", {"env.shaped": None}),
+        ("--save.nets --quiet ddqn probe_copy", "ddqn probe_copy", {"save.nets": None, "quiet": None}),
+        ("--net.layer-norm ddqn probe_copy", "ddqn probe_copy", {"net.layer-norm": None}),
+        ("--algo.critic team mappo probe_copy", "mappo probe_copy", {"algo.critic": "team"}),
+    ],
+)
+def test_switches_follow_from_the_types(line, words, flags):
+    """Wherever the algorithm and the environment are named."""
+    assert read("train", line.split()) == (words.split(), flags)
+
+
+def test_a_switch_before_the_names(tmp_path):
+    flags = [*(t for t in TINY if t not in ("--algo.rollout", "10")), "--compile", "off", "--out", str(tmp_path / "r")]
+    assert main(["train", "--algo.dueling", "ddqn", "--env.n", "1", "probe_copy", *flags]) == 0
+    assert Run(tmp_path / "r").settings.players["agents"]["algo"]["dueling"] is True
+    assert read("check", ["--env.shaped", "probe_teams"]) == (["probe_teams"], {"env.shaped": None})
+
+
+def test_configs_that_no_parser_takes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deep = "[" * 5000 + "]" * 5000
+    less = "[" * 400 + "]" * 400
+    for text in (
+        deep,
+        f'{{"algo": "mappo", "env": "simple_spread", "players": {{"a": {{"b": {less}}}}}}}',
+        f'{{"algo": "mappo", "env": "simple_spread", "run": {{"steps": {"9" * 5000}}}}}',
+        f'{{"algo": "mappo", "env": "simple_spread", "run": {{"steps": {"9" * 400}}}}}',
+        f'{{"algo": "mappo", "env": "simple_spread", "sections": {{"algo": {{"lr": {"9" * 400}}}}}}}',
+        '{"algo": "mappo", "env": "simple_spread", "run": {"init": "a\\u0000b"}}',
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert len(refused(capsys, "train", "--config", tmp_path / "config.json")) < 500
+        if text is deep or less in text:
+            for verb in ("resume", "eval", "watch", "plot"):
+                assert "config.json" in refused(capsys, verb, tmp_path)
+
+
+def test_metrics_with_words_where_numbers_belong(capsys, run, tmp_path):
+    broken = copy(run, tmp_path)
+    lines = (broken / "metrics.jsonl").read_text().splitlines()
+    for worse in (
+        '{"step": "many", "kind": "eval", "return/agents": 1.0}',
+        '{"step": 4, "kind": "eval", "return/agents": "high"}',
+        '{"step": 4, "kind": ["eval"], "return/agents": 1}',
+        f'{{"step": 4, "kind": "eval", "return/agents": {"9" * 400}}}',
+        f'{{"step": 4, "kind": "eval", "return/agents": {"9" * 5000}}}',
+        f'{{"step": {"9" * 400}, "kind": "eval", "return/agents": 1}}',
+        '{"step": 4, "kind": "eval", "x": ' + "[" * 5000 + "]" * 5000 + "}",
+    ):
+        (broken / "metrics.jsonl").write_text("\n".join([*lines, worse]) + "\n")
+        assert main(["runs", str(tmp_path), "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["last"] == Run(run).evaluations()[-1]["return/agents"]
+        assert main(["runs", str(tmp_path)]) == 0
+        assert main(["plot", str(broken), "--out", str(tmp_path / "c.png")]) == 0
+        capsys.readouterr()
 
 
 def test_help_lists_every_field(capsys):

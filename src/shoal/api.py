@@ -14,6 +14,7 @@ import torch
 
 from shoal.envs.base import Environment
 from shoal.flags import build
+from shoal.ids import id_of
 from shoal.log.console import Board
 from shoal.policy import Policy
 from shoal.spec import UserError
@@ -31,21 +32,23 @@ from shoal.training.settings import Resolved, RunConfig, Settings, choose_device
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
 
 
-def make(env: str, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
-    """An environment by id or path, with its own settings as keywords."""
+def make(env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
+    """An environment by id, path or class, or by a function that makes one, with its own settings as keywords."""
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows is {rows!r}: it takes a whole number, at least 1.")
-    return make_env(env, rows, choose_device(device), dtype, **config)
+    return make_env(id_of("envs", env), rows, choose_device(device), dtype, **config)
 
 
-def check(env: str | Path, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
-    """Look an environment over, by id or path, with its own settings as keywords: what it is, and what is wrong with it."""
-    return look_over(_word(env), build(CheckOptions, {"steps": steps, "rows": rows, "timeout": timeout}, "check"), config)
+def check(env: Any, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
+    """Look an environment over, by id, path or class, with its own settings as keywords: what it is and what is wrong."""
+    return look_over(
+        id_of("envs", env), build(CheckOptions, {"steps": steps, "rows": rows, "timeout": timeout}, "check"), config
+    )
 
 
 def train(
-    algorithm: str,
-    environment: str,
+    algorithm: Any,
+    environment: Any,
     /,
     *,
     algo: dict[str, Any] | None = None,
@@ -60,14 +63,15 @@ def train(
     shaper: Shapers = None,
     **run: Any,
 ) -> Any:
-    """Train, and return the run; with seeds=4, four of them in a list. Keywords are the flags: steps=...,
-    algo=dict(lr=...), team=dict(adversary="random"). `shaper` is a function (reward, obs, step, steps) -> reward of what
-    learners are paid, for all groups or {group: function}. Several seeds with a hook or a shaper share this process and
+    """Train, and return the run; with seeds=4, four of them in a list. The two are ids, paths or classes of your own, and the
+    environment may be a function that makes one; workers and `resume` must be able to import them. Keywords are the flags:
+    steps=..., algo=dict(lr=...), team=dict(adversary="random"). `shaper` is a function (reward, obs, step, steps) -> reward of
+    what learners are paid, for all groups or {group: function}. Several seeds with a hook or a shaper share this process and
     take turns, and the hook hears of every loop; without they are processes on the CPU."""
     algo, groups = _with_shaper(shaper, algo, groups)
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
     run = {k: _word(v) for k, v in run.items()}
-    words, team = (_word(algorithm), _word(environment)), {g: _word(who) for g, who in (team or {}).items()}
+    words, team = (id_of("algos", algorithm), id_of("envs", environment)), {g: _word(who) for g, who in (team or {}).items()}
     settings = Settings(*words, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team)
     if seeds_of(settings) > 1:
         return _runs(start_several(settings, hook, shaper))
@@ -182,7 +186,9 @@ TOO_LARGE = ("DefaultCPUAllocator: ", "Storage size calculation overflowed", "nu
 
 def no_room(e: Exception) -> bool:
     """Whether it was memory that ran out."""
-    return isinstance(e, MemoryError | torch.OutOfMemoryError) or (type(e) is RuntimeError and any(x in str(e) for x in TOO_LARGE))
+    return isinstance(e, MemoryError | torch.OutOfMemoryError) or (
+        type(e) is RuntimeError and any(x in str(e) for x in TOO_LARGE)
+    )
 
 
 def _drive(config: RunConfig, score_name: str, jobs: dict[Job, int], loops: list[Loop], streams: list[Any]) -> Several:

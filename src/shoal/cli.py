@@ -40,6 +40,7 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
 For example:  shoal train mappo simple_spread --steps 2M --envs 256
 """
 
+
 @dataclass(frozen=True)
 class ResumeOptions:
     steps: int | None = None  # a new total of environment steps
@@ -159,7 +160,7 @@ def train(words: list[str], flags: dict[str, str | None]) -> int:
         from shoal.training.run import Run
         from shoal.training.settings import Settings
 
-        base = Run(config).settings if Path(config).is_dir() else Settings.from_json(Path(config))
+        base = Run(config).settings if os.path.isdir(config) else Settings.from_json(Path(config))
         words = words or [base.algo, base.env]
     if "help" in flags and len(words) < 2:
         name = words[0] if words else "mappo"
@@ -401,9 +402,17 @@ def runs(words: list[str], flags: dict[str, str | None]) -> int:
     elif not found:
         print(f"no runs under {folder}/ yet: shoal train mappo simple_spread makes one.")
     else:
-        rows = [[r["run"], r["algo"], r["env"], f"{r['step']:,}", _score(r["last"]), _score(r["best"])] for r in found]
+        rows = [
+            [r["run"], *(_file_name(r[k]) for k in ("algo", "env")), f"{r['step']:,}", _score(r["last"]), _score(r["best"])]
+            for r in found
+        ]
         table(["run", "algorithm", "environment", "steps", "last return", "best return"], rows)
     return 0
+
+
+def _file_name(id: str) -> str:
+    """An id as a table has it: of a user's own file the name, without the folders."""
+    return Path(id).name if id.rpartition(":")[0].endswith(".py") or id.endswith(".py") else id
 
 
 def _score(x: float | None) -> str:

@@ -130,6 +130,8 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
         if word.lower() in ("false", "no", "off", "0"):
             return False
         raise UserError(f"{where} is {shown}: it takes true or false.")
+    if "\0" in text:
+        raise UserError(f"{where} is {shown}: there is no such character in a name.")
     if kind is int:
         match = re.fullmatch(r"([+-]?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([kKmMgG]?)", word)
         number = Decimal(match[1].replace("_", "")) * UNITS.get(match[2].lower(), 1) if match else Decimal("0.5")

@@ -17,18 +17,20 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from shoal.spec import UserError
 
 USER_MODULE = "shoal_user_"  # what the names of users' own files begin with, as modules
 ROOT = Path(__file__).parent
+LOADING: set[str] = set()  # modules of users' own files that are being loaded now
 FROZEN: dict[str, bytes] = {}  # users' files as they were when a run began, in processes that are started later
 KINDS = {"algos": "algorithm", "envs": "environment"}
 # what derives from these is not what a file is for
@@ -114,8 +116,8 @@ def _note(old: str, new: str) -> str:
 
 
 def _of_file(kind: str, id: str) -> Entry:
-    path = Path(id).resolve()
-    if not path.is_file():
+    path = Path(os.path.realpath(id))
+    if not os.path.isfile(path):  # false, and no error, of names that no system takes
         raise UserError(f"there is no file {id!r}.")
     entries = _entries(kind, path, _own_name(path))
     if kind == "envs" and (name := _foreign(path)):
@@ -137,6 +139,34 @@ def _foreign(path: Path) -> str | None:
         return None
     theirs = {"gymnasium.Env", "pettingzoo.ParallelEnv", "pettingzoo.AECEnv"}
     return next((name for name, bases in reversed(kinds.items()) if bases & theirs), None)
+
+
+def id_of(kind: str, thing: Any) -> str:
+    """The id of a class, or of a function that makes an environment: how workers, and whoever resumes a run, find it again."""
+    what = KINDS[kind]
+    if isinstance(thing, str | Path):
+        return str(thing)
+    if not isinstance(thing, type | FunctionType):
+        made = ", which is made already" if hasattr(thing, "step") or hasattr(thing, "act") else ""
+        raise UserError(f"the {what} is {thing!r:.60}{made}: give its class, a function that makes one, or an id.")
+    module, place, name = sys.modules.get(thing.__module__), thing.__module__, thing.__name__
+    file = getattr(module, "__file__", None)
+    if getattr(module, thing.__qualname__, None) is not thing or (place == "__main__" and file is None):
+        raise UserError(
+            f"the {what} is {thing.__qualname__}, which no import finds, neither that of workers nor that of a resume: "
+            "put it at the top level of a file."
+        )
+    if known := [e.id for e in catalog(kind).values() if (e.module, e.cls) == (place, name)]:
+        return known[0]
+    if (spec := getattr(module, "__spec__", None)) is not None:
+        place = spec.name  # of python -m package.module, which is called __main__
+    if place in LOADING:
+        raise UserError(f'{file} trains while it is loaded: put what it does under `if __name__ == "__main__":`.')
+    base = getattr(importlib.import_module(f"shoal.{kind}.base"), what.capitalize())
+    ours, alone = isinstance(thing, type) and issubclass(thing, base), "." not in place and str(file).endswith(".py")
+    if ours and find(kind, str(file)).cls != name:
+        raise UserError(f"the {what} {name} is not the last in {file}: give it a file of its own.")
+    return os.path.realpath(str(file)) if ours else f"{os.path.realpath(str(file)) if alone else place}:{name}"
 
 
 def _is_own(id: str) -> bool:
@@ -163,7 +193,7 @@ def own_object(text: str, flag: str) -> Any:
     if not colon or not place or not name:
         raise UserError(f"{flag} is {text!r}: it takes package.module:Name or file.py:Name.")
     try:
-        module = _own_file(Path(place).resolve()) if place.endswith(".py") else _own_module(place)
+        module = _own_file(Path(os.path.realpath(place))) if place.endswith(".py") else _own_module(place)
     except UserError:
         raise
     except Exception as e:  # whatever the user's file does when it is loaded
@@ -182,7 +212,7 @@ def _own_module(name: str) -> ModuleType:
 
 
 def _own_file(path: Path) -> ModuleType:
-    if str(path) not in FROZEN and not path.is_file():
+    if str(path) not in FROZEN and not os.path.isfile(path):
         raise UserError(f"there is no file {path}.")
     return load_file(path, _own_name(path))
 
@@ -190,8 +220,8 @@ def _own_file(path: Path) -> ModuleType:
 def own_files(words: Iterable[Any]) -> dict[str, bytes]:
     """What is in the files of users' own objects that are named among these words."""
     places = (w.rpartition(":")[0] for w in words if isinstance(w, str) and _is_own(w))
-    paths = {Path(place).resolve() for place in places if place.endswith(".py")}
-    return {str(path): path.read_bytes() for path in paths if path.is_file()}
+    paths = {Path(os.path.realpath(place)) for place in places if place.endswith(".py")}
+    return {str(path): path.read_bytes() for path in paths if os.path.isfile(path)}
 
 
 def _own_name(path: Path) -> str:
@@ -211,6 +241,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and workers look a class's module up there
     sys.path.insert(0, str(path.parent))  # what lies beside it can be imported, as when it is run
+    LOADING.add(name)
     try:
         if str(path) in FROZEN:
             exec(compile(FROZEN[str(path)], path, "exec"), vars(module))
@@ -221,6 +252,7 @@ def load_file(path: Path, name: str) -> ModuleType:
         raise
     finally:
         sys.path.remove(str(path.parent))
+        LOADING.discard(name)
     return module
 
 

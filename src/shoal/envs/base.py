@@ -14,6 +14,8 @@ nothing waits for the device.
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -133,6 +135,7 @@ class World(Environment, ABC):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
         self.setup()
+        self._refuse_more_than_fits()
         self.noise = self.noise_begin + self.noise_step
         self._lockstep = self._in_step = self.fixed_length
         self._tick = 0
@@ -153,6 +156,20 @@ class World(Environment, ABC):
 
     @abstractmethod
     def observe(self, state: State) -> Frame: ...
+
+    def _refuse_more_than_fits(self) -> None:
+        """What every row sees before and after a step, against all memory that there is: a system hands out more than it has,
+        and ends who uses it."""
+        on_gpu = self.device.type == "cuda"
+        there = torch.cuda.get_device_properties(self.device).total_memory if on_gpu else physical_memory()
+        seen = sum(
+            g.n * math.prod(s) for g in self.spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))
+        )
+        if (need := 2 * 4 * self.rows * seen) > there:
+            raise UserError(
+                f"there is not enough memory for {self.rows:,} rows: what they see takes {need / 1e9:,.0f} GB, and there are "
+                f"{there / 1e9:,.0f}."
+            )
 
     # --- the contract, made of the three ---
 
@@ -253,3 +270,8 @@ class World(Environment, ABC):
     def _begun(self, noise: Tensor) -> State:
         clock = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         return {**self.begin(noise[:, : self.noise_begin].to(self.dtype)), "clock": clock}
+
+
+def physical_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

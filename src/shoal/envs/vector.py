@@ -45,6 +45,9 @@ LONGEST = 100_000  # steps of an episode that are kept, to play them again
 Look = dict[tuple[str, ...], np.ndarray]  # what some rows saw: a place without its frame -> [rows, ...]
 
 
+MOST_ROWS = 65_536
+
+
 @dataclass(frozen=True)
 class HostConfig:
     workers: Literal["auto"] | int = "auto"  # processes that step the rows; auto: one a core; 0: stepped in this one
@@ -80,6 +83,8 @@ class Host(Environment, ABC):
         self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
     ):
         self.config: Any = config if config is not None else self.Config()
+        if rows > MOST_ROWS:
+            raise UserError(f"there are to be {rows:,} rows, each a Python object of its own: take {MOST_ROWS:,} at most.")
         self.rows, self.device = rows, torch.device(device)
         self._files = own_files(getattr(self.config, f.name) for f in fields(self.config))
         self._own = inspect.getfile(type(self)) if type(self).__module__.startswith(USER_MODULE) else None

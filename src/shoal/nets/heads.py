@@ -43,8 +43,8 @@ class Net(nn.Module):
             return
         if isinstance(agents, int):
             raise UserError(
-                f"--net.memory {net.memory} needs an algorithm that gives its nets the agents' names, and this one gives their number: "
-                "take --net.memory none, or hand spec[group].agents to them."
+                f"--net.memory {net.memory} needs an algorithm that gives its nets the agents' names, and this one gives their "
+                "number: take --net.memory none, or hand spec[group].agents to them."
             )
         inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
         front = replace(net, hidden=net.hidden[:-1])
@@ -66,16 +66,16 @@ class Net(nn.Module):
         if self.encoder is None and not (isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == self.width):
             given = f"{list(x.shape)} of {x.dtype}".replace("torch.", "") if isinstance(x, Tensor) else type(x).__name__
             raise UserError(
-                f"a net that takes a row of {self.width} numbers an agent was given {given}: an algorithm whose worlds have pictures, "
-                "or observations of other shapes, gives its nets an encoder (nets/encoders.py), as algos/ppo.py does."
+                f"a net that takes a row of {self.width} numbers an agent was given {given}: an algorithm whose worlds have "
+                "pictures, or observations of other shapes, gives its nets an encoder (nets/encoders.py), as algos/ppo.py does."
             )
         x = self.body(x if self.encoder is None else self.encoder(x))
         if self.memory is None:
             return x, {}
         if state is None:
             raise UserError(
-                "--net.memory needs an algorithm that hands its nets what they remember, and this one does not: take --net.memory "
-                "none, or carry it from step to step in `memory`, as algos/onpolicy.py does."
+                "--net.memory needs an algorithm that hands its nets what they remember, and this one does not: take "
+                "--net.memory none, or carry it from step to step in `memory`, as algos/onpolicy.py does."
             )
         after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
         return self.out(after["hidden"]), after

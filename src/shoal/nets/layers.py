@@ -114,8 +114,8 @@ class NetConfig:
             return (0,) * n if self.one_set else tuple(range(n))
         if isinstance(agents, int):
             raise UserError(
-                f"--net.share {self.share} needs an algorithm that gives its nets the agents' names, and this one gives their number: "
-                "take id, plain or none, or hand spec[group].agents to them."
+                f"--net.share {self.share} needs an algorithm that gives its nets the agents' names, and this one gives their "
+                "number: take id, plain or none, or hand spec[group].agents to them."
             )
         pairs = [[word.strip() for word in pair.partition("=")[::2]] for pair in self.share.split(",")]
         given = dict(pairs)

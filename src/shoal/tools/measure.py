@@ -64,8 +64,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         out.append(
             {
                 "run": str(config.parent),
-                "algo": run.settings.algo,
-                "env": run.settings.env,
+                "algo": run.recorded.algo,
+                "env": run.recorded.env,
                 "step": max((line["step"] for line in lines), default=0),
                 "last": scores[-1] if scores else None,
                 "best": max(scores, default=None),

@@ -14,7 +14,9 @@ for each group (and each environment).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from shoal.log.console import short
 from shoal.log.logger import is_number
 from shoal.spec import UserError
 from shoal.training.run import Run, slug
-from shoal.training.settings import RunConfig, Settings
+from shoal.training.settings import RunConfig
 from shoal.training.several import runs_in
 
 Series = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
@@ -123,8 +125,8 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
     """Runs sorted into curves, in the order given. A run named twice counts once."""
     bundles: dict[str, list[Run]] = {}
     for run in {r.path.resolve(): r for r in runs}.values():
-        bundles.setdefault(repr(sorted(_traits(run.settings).items())), []).append(run)
-    traits = [_traits(b[0].settings) for b in bundles.values()]
+        bundles.setdefault(repr(sorted(_traits(run).items())), []).append(run)
+    traits = [_traits(b[0]) for b in bundles.values()]
     out = []
     for bundle, mine in zip(bundles.values(), traits, strict=True):
         label = mine["algo"]
@@ -137,15 +139,17 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
     return out
 
 
-def _traits(settings: Settings) -> dict[str, Any]:
-    """What makes a run's curve another one, flat, by the flag's name."""
-    run = {**dataclasses.asdict(RunConfig()), **settings.run}
-    flat: dict[str, Any] = {k: v for k, v in run.items() if k not in ALIKE}
+def _traits(run: Run) -> dict[str, Any]:
+    """What makes a run's curve another one, flat, by the flag's name; of files of the user's own, what was in them as well."""
+    settings = run.recorded
+    flat: dict[str, Any] = {k: v for k, v in {**dataclasses.asdict(RunConfig()), **settings.run}.items() if k not in ALIKE}
     for section, values in settings.sections.items():
         flat |= {f"{section}.{k}": v for k, v in values.items() if section not in ASIDE}
     for group, sections in settings.groups.items():
         flat |= {f"{s}.{group}.{k}": v for s, values in sections.items() for k, v in values.items()}
     flat |= {f"team.{k}": v for k, v in settings.team.items()}
+    files = [p for p in sorted((run.path / "code").rglob("*.py")) if p.is_file()]
+    flat |= {"code": hashlib.sha1(b"".join(p.read_bytes() for p in files)).hexdigest()[:8]} if files else {}
     return {"algo": slug(settings.algo), "env": slug(settings.env), **flat}
 
 
@@ -157,7 +161,7 @@ def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None =
     out = Path(out)
     if not runs:
         raise UserError("name at least one run to plot.")
-    if out.is_dir():
+    if os.path.isdir(out):
         raise UserError(f"{out} is a folder: --out takes a picture's file, such as curve.png.")
     kinds = FigureCanvasAgg.get_supported_filetypes()
     kind = out.suffix[1:].lower() or "png"

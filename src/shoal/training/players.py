@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def record(players: Players) -> dict[str, dict[str, Any]]:
 
 
 def _is_run(who: str) -> bool:
-    return who not in catalog("algos") and Path(who).is_dir()
+    return who not in catalog("algos") and os.path.isdir(who)
 
 
 def _algorithm(who: str, settings: Settings) -> Entry:
@@ -184,7 +185,7 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
 def load_weights(players: Players, source: str) -> None:
     """Start the learners from another run's weights and normalisers; optimisers begin anew."""
     path = Path(source)
-    state = checkpoint.read(path) if path.is_file() else read_policy(Run(path))
+    state = checkpoint.read(path) if os.path.isfile(path) else read_policy(Run(path))
     for a in players.algorithms:
         if a.learns:
             restore(a, state, source, leave=tuple(n for n, m in a.named_modules() if isinstance(m, Optimiser)))

@@ -37,9 +37,10 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not (self.path / "config.json").is_file():
+        if not os.path.isfile(self.path / "config.json"):  # which is false, and no error, of names that no system takes
             raise UserError(f"{str(path)!r} is no run: there is no config.json in it; `shoal runs` lists those under runs/.")
-        self.settings = self._with_own_code(Settings.from_json(self.path / "config.json"))
+        self.recorded = Settings.from_json(self.path / "config.json")  # as they were asked for: a user's files where they lay
+        self.settings = self._with_own_code(self.recorded)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -106,7 +107,7 @@ class Run:
         """A checkpoint by name: last, best or a step's number."""
         name = which if which in ("last", "best") else f"step-{int(which):012d}" if which.isdecimal() else which
         path = self.checkpoints / f"{name}.pt"
-        if not path.exists():
+        if not os.path.exists(path):
             have = ", ".join(sorted(p.stem for p in self.checkpoints.glob("*.pt"))) or "none"
             raise UserError(f"the run {self.path} has no checkpoint {which!r}; it has {have}.")
         return checkpoint.read(path)
@@ -153,11 +154,11 @@ def recorded_world(env: Environment) -> dict[str, Any]:
 
 def refuse_taken(folder: Path) -> None:
     """A folder that holds something is left alone."""
-    if (folder / "config.json").exists():
+    if os.path.exists(folder / "config.json"):
         raise UserError(
             f"the run {folder} exists: go on with `shoal resume {shlex.quote(str(folder))}`, or choose another --out."
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is no run: choose another --out.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class RunConfig:
 
 SECTIONS: dict[str, Any] = {"eval": EvalConfig, "save": SaveConfig, "log": LogConfig}
 PER_GROUP = ("algo", "net")
+DEEPEST = 20  # brackets in brackets of a config.json
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Settings:
             raise UserError(f"there is no file {path}.") from None
         except (ValueError, RecursionError) as e:  # no JSON, no text, a number of thousands of digits, brackets in brackets
             raise UserError(f"{path} is not JSON that can be read: {e}.") from None
-        if not isinstance(values, dict) or not {"algo", "env"} <= set(values):
+        if not isinstance(values, dict) or not {"algo", "env"} <= set(values) or not _shallow(values, DEEPEST):
             raise UserError(f"{path} is no config of Shoal's: it needs at least `algo` and `env`.")
         known = [f.name for f in dataclasses.fields(Settings)]
         for key, value in values.items():
@@ -121,7 +123,7 @@ class Settings:
 def absolute(word: str) -> str:
     """A path to a user's file or run as it is from anywhere; an id as it is."""
     path = Path(word)
-    return str(path.resolve()) if word.endswith((".py", ".pt")) or (path / "config.json").is_file() else word
+    return str(path.resolve()) if word.endswith((".py", ".pt")) or os.path.isfile(path / "config.json") else word
 
 
 def map_own(tree: Any, f: Callable[[str], str]) -> Any:
@@ -132,6 +134,12 @@ def map_own(tree: Any, f: Callable[[str], str]) -> Any:
         return tuple(map_own(v, f) for v in tree)
     match = re.fullmatch(r"(.+\.py):(\w+)", tree) if isinstance(tree, str) else None
     return f"{f(match[1])}:{match[2]}" if match else tree
+
+
+def _shallow(value: Any, depth: int) -> bool:
+    """Whether no more than so many brackets are in one another."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_shallow(v, depth - 1) for v in inside)
 
 
 def _nested(value: Any, depth: int) -> bool:

@@ -86,7 +86,7 @@ def branch(settings: Settings, config: RunConfig) -> list[Settings]:
     refused before any is made."""
     seeds = range(config.seed, config.seed + config.seeds)
     if config.out:
-        if (Path(config.out) / "config.json").exists():
+        if os.path.exists(Path(config.out) / "config.json"):
             raise UserError(f"{config.out} is a run, and --seeds makes a folder a seed under --out: choose another --out.")
         folders = [Path(config.out) / f"seed{k}" for k in seeds]
         for folder in folders:
@@ -104,7 +104,7 @@ def branch(settings: Settings, config: RunConfig) -> list[Settings]:
 def runs_in(path: str | Path, deep: bool = False) -> list[Run]:
     """The run that a path names, or else those in the folder; with `deep`, at any depth."""
     path = Path(path)
-    if (path / "config.json").is_file() or not path.is_dir():
+    if os.path.isfile(path / "config.json") or not os.path.isdir(path):
         return [Run(path)]
     found = sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural)
     return [Run(c.parent) for c in found] or [Run(path)]  # which says that it is none
