@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import shoal
 from shoal.cli import main
-from shoal.ids import find
+from shoal.ids import find, id_of
 from shoal.spec import UserError
 from shoal.training.run import Run
 
@@ -305,3 +308,137 @@ def test_what_lies_beside_a_file_can_be_imported(here):
     env.reset(torch.rand(1, 2))
     out = env.step({"agents": torch.zeros(1, 1, dtype=torch.long)}, torch.rand(1, 2))
     assert out.pays["agents"].reward.item() == 4.0
+
+
+# --- from Python: a class, or a function that makes one ---
+
+TRAIN = {
+    "steps": 24,
+    "envs": 2,
+    "quiet": True,
+    "compile": "off",
+    "algo": {"rollout": 6},
+    "eval": {"episodes": 2, "every": 0},
+    "log": {"tensorboard": False},
+}
+SCRIPT = """
+import shoal
+from mine import Mine
+
+class Here(Mine):
+    pass
+
+def main():
+    run = shoal.train("ppo", Here, **TRAIN)
+    shoal.resume(run, steps=48, quiet=True)
+    print(run.recorded.env, run.load("last")["step"])
+
+main()
+"""
+
+
+@pytest.fixture
+def mine(here, monkeypatch):
+    """Modules as a user's script imports them."""
+    monkeypatch.syspath_prepend(here)
+    write(GYM, "a_module_of_mine.py")
+    write(GYM, "bench_of_mine/worlds.py")
+    yield __import__("a_module_of_mine"), __import__("bench_of_mine.worlds").worlds
+    del sys.modules["a_module_of_mine"]
+
+
+def test_a_class_or_a_function_is_trained_on(here, mine):
+    alone, packed = mine
+    for thing, id in (
+        (packed.Mine, "bench_of_mine.worlds:Mine"),
+        (alone.Mine, f"{here}/a_module_of_mine.py:Mine"),
+        (alone.make_short, f"{here}/a_module_of_mine.py:make_short"),
+    ):
+        run = shoal.train("ppo", thing, **TRAIN, env={"workers": 2})
+        assert run.recorded.env == id
+        forget()
+        assert shoal.resume(run, steps=48, quiet=True).load("last")["step"] == 48
+        assert [g.name for g in shoal.make(thing, workers=0).spec.groups] == ["agents"]
+    assert not shoal.check(alone.Mine, steps=8).of("problem")
+
+
+def test_classes_of_shoals_own_kind(here):
+    from shoal.algos.ppo import PPO
+    from shoal.envs.probe.probe_constant import ProbeConstant
+
+    assert shoal.train(PPO, ProbeConstant, **TRAIN).recorded.env == "probe_constant"
+    path = write("from shoal.envs.probe.probe_constant import ProbeConstant\nclass World(ProbeConstant):\n    pass\n")
+    world = find("envs", str(path)).load()
+    assert type(shoal.make(world)) is world
+
+
+def test_what_no_import_finds_is_a_sentence(here, mine):
+    class Inside(mine[0].Mine):
+        pass
+
+    for thing, said in (
+        (Inside, "top level of a file"),
+        (lambda: mine[0].Mine(), "top level of a file"),
+        (mine[0].Mine(), "made already: give its class"),
+        (3, "give its class, a function"),
+        (None, "give its class, a function"),
+    ):
+        for call in (lambda x: shoal.train("ppo", x), shoal.make, shoal.check):
+            with pytest.raises(UserError, match=said) as e:
+                call(thing)
+            assert str(e.value).endswith(".")
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_class_of_the_script_itself(here, guarded):
+    write(GYM)
+    text = SCRIPT.replace("**TRAIN", f"**{TRAIN}")
+    script = write(text.replace("\nmain()\n", '\nif __name__ == "__main__":\n    main()\n') if guarded else text, "script.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    if guarded:
+        assert done.stdout.strip() == f"{here}/script.py:Here 48", done.stderr
+    else:
+        assert 'under `if __name__ == "__main__":`' in done.stderr
+        assert not (here / "runs").exists()
+
+
+def test_a_class_of_a_script_is_named_by_its_file(here, mine, monkeypatch):
+    class Here(mine[0].Mine):
+        pass
+
+    Here.__module__, Here.__qualname__ = "__main__", "Here"
+    main = ModuleType("__main__")
+    main.Here = Here
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(UserError, match="put it at the top level of a file"):  # of a notebook, or of python -c
+        id_of("envs", Here)
+    main.__file__ = str(write(GYM, "script.py"))
+    assert id_of("envs", Here) == f"{here}/script.py:Here"
+    main.__spec__ = ModuleSpec("bench_of_mine.script", None)  # of python -m
+    assert id_of("envs", Here) == "bench_of_mine.script:Here"
+
+
+# --- what lists and pictures call it ---
+
+
+def test_seeds_are_one_curve_and_runs_are_named_by_the_users_file(here, capsys):
+    from shoal.tools.plot import curves
+
+    def train(seed, out):
+        assert main(["train", "ppo", "mine.py", *FLAGS, "--env.workers", "0", "--seed", seed, "--out", out]) == 0
+
+    path = write(GYM)
+    for k in "012":
+        train(k, k)
+    (curve,) = curves([Run(k) for k in "012"])
+    assert curve.label == "ppo (3 seeds, min to max)"
+    assert main(["runs", ".", "--json"]) == 0
+    assert {r["env"] for r in json.loads(capsys.readouterr().out)} == {f"{here}/mine.py"}
+    assert main(["runs", "."]) == 0
+    assert "ppo        mine.py" in capsys.readouterr().out
+    forget()
+    path.write_text(GYM.replace("PAY = 1.0", "PAY = 2.0"))
+    train("3", "edited")
+    assert len(curves([Run(k) for k in ("0", "1", "2", "edited")])) == 2  # another world by now
