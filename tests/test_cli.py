@@ -107,6 +107,8 @@ WRONG = [
     ("mappo simple_tag --env.num-good 9223372036854775807", ["--env.num-good", "at most"]),
     ("mappo probe_memory --env.n 1e12", ["--env.n", "1000"]),
     ("mappo simple_spread --algo.rollout 1e18", ["--algo.rollout", "at most"]),
+    ("mappo simple_spread --algo.rollout 1e12", ["not enough memory"]),
+    ("ppo gymnasium/CartPole-v1 --envs 1e6", ["1,000,000 rows"]),
     ("maddpg simple_spread --algo.critics 1e9", ["--algo.critics"]),
     ("mappo simple_spread --seeds 1e12", ["--seeds"]),
     ("mappo simple_spread --seed 1e30", ["--seed"]),

@@ -219,7 +219,7 @@ class Speaker:
 
     def say_bench(self, verb: str) -> list[str]:
         kind = self.r.choice(("env", "train", "update", self.odd()))
-        words = [kind, "simple"] if kind == "env" else [kind, self.r.choice(ALGOS), "simple"]
+        words = [kind, "simple"] if kind == "env" else [kind, self.r.choice(("mappo", "random", self.odd())), "simple"]
         known = {"threads": "1", "device": "cpu", "json": "true", "rows": "2", "compile": "off", "hidden": "8"}
         short = ["--seconds", "0.01", "--repeats", "1", "--rows", "2", "--compile", "off"]
         return [*words, *short, *self.flags(known, self.r.randrange(3))]
@@ -284,7 +284,9 @@ def wrong(said: dict, before: dict, after: dict) -> str | None:
         return said["trace"]
     if said["status"] not in STATUSES or "Traceback" in said["err"]:
         return f"status {said['status']}: {said['err']}"
-    if said["status"] == 2 and not said["err"].startswith("shoal: "):
+    if said["status"] == 2 and (
+        not said["err"].startswith("shoal: ") or said["err"].count("\n") != 1 or len(said["err"]) > 1100
+    ):
         return f"no sentence: {said['err']}"
     if said["status"] == 2 and before != after:
         return f"refused, and written: {sorted(before.items() ^ after.items())[:5]}; {said['err']}"

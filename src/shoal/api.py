@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shoal.envs.base import Environment
+from shoal.envs.base import Environment, refuse_more_than_fits
 from shoal.flags import build
 from shoal.ids import id_of
 from shoal.log.console import Board
@@ -148,6 +148,7 @@ def _here(resolved: Resolved, mine: Any) -> bool:
 
 def _loop(resolved: Resolved, hook: Hook | None, shaper: Shapers) -> Loop:
     loop = Loop(resolved, hooks_of(resolved, hook), shaper=shaper)
+    refuse_more_than_fits(loop.env.spec, loop.env.device, loop.env.rows, loop.rollout)
     if any(a.id.endswith(".py") for a in loop.players.algorithms):
         _try_acting(loop)
     return loop

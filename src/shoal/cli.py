@@ -90,6 +90,7 @@ OPTIONS: dict[str, Any] = {
     "runs": ListOptions,
 }
 
+LONGEST_LINE = 1000
 interrupted = threading.Event()
 
 
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"there is no verb {verb!r}{near(verb, verbs)}; `shoal --help` lists them.")
         return verbs[verb](*read(verb, ["--help" if a == "-h" else a for a in rest]))
     except UserError as e:
-        print(f"shoal: {e}", file=sys.stderr)
+        print(f"shoal: {one_line(str(e))}", file=sys.stderr)
         return 1 if isinstance(e, StoppedError) else 2
     except TerminatedError:
         print("shoal: terminated.", file=sys.stderr)
@@ -517,6 +518,12 @@ def parse(cls: Any, words: list[str], flags: dict[str, str | None], usage: str, 
         if name not in known:
             raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal {usage.split()[0]} --help` lists them.")
     return build(cls, {n.replace("-", "_"): known[n].parse(t) for n, t in flags.items()}, "")
+
+
+def one_line(text: str) -> str:
+    """A sentence as a terminal takes it, whatever words of the user's are in it."""
+    text = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE // 2]} ... {text[-LONGEST_LINE // 2 :]}"
 
 
 def exactly(words: list[str], n: int, sentence: str) -> list[str]:

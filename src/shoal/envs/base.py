@@ -135,7 +135,7 @@ class World(Environment, ABC):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
         self.setup()
-        self._refuse_more_than_fits()
+        refuse_more_than_fits(self.spec, self.device, rows, 2)
         self.noise = self.noise_begin + self.noise_step
         self._lockstep = self._in_step = self.fixed_length
         self._tick = 0
@@ -156,20 +156,6 @@ class World(Environment, ABC):
 
     @abstractmethod
     def observe(self, state: State) -> Frame: ...
-
-    def _refuse_more_than_fits(self) -> None:
-        """What every row sees before and after a step, against all memory that there is: a system hands out more than it has,
-        and ends who uses it."""
-        on_gpu = self.device.type == "cuda"
-        there = torch.cuda.get_device_properties(self.device).total_memory if on_gpu else physical_memory()
-        seen = sum(
-            g.n * math.prod(s) for g in self.spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))
-        )
-        if (need := 2 * 4 * self.rows * seen) > there:
-            raise UserError(
-                f"there is not enough memory for {self.rows:,} rows: what they see takes {need / 1e9:,.0f} GB, and there are "
-                f"{there / 1e9:,.0f}."
-            )
 
     # --- the contract, made of the three ---
 
@@ -272,6 +258,17 @@ class World(Environment, ABC):
         return {**self.begin(noise[:, : self.noise_begin].to(self.dtype)), "clock": clock}
 
 
-def physical_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def refuse_more_than_fits(spec: EnvSpec, device: torch.device, rows: int, steps: int) -> None:
+    """What every row sees in so many steps, against all memory that there is: a system hands out more than it has, and ends who
+    uses it."""
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    shapes = [(g.n, *s) for g in spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))]
+    each = sum(math.prod(s) * (1 if len(s) == 4 else 4) for s in shapes)  # a byte a pixel
+    if (need := rows * steps * each) > there:
+        raise UserError(
+            f"there is not enough memory for {steps:,} steps of {rows:,} rows: what is seen takes {need / 1e9:,.0f} GB, "
+            f"and there are {there / 1e9:,.0f}."
+        )
