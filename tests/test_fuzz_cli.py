@@ -32,7 +32,7 @@ from shoal.flags import flags_of
 from shoal.ids import find
 from shoal.training.settings import all_flags
 
-LINES, COMMANDS, SECONDS, MEMORY = int(os.environ.get("FUZZ", 1200)), 25, 30, 10 * 2**30
+LINES, COMMANDS, SECONDS, MEMORY = 1000, 25, 30, 10 * 2**30
 STATUSES = (0, 1, 2, 130, 143)
 TINY = "--steps 40 --envs 2 --eval.episodes 2 --log.tensorboard false --compile off".split()
 FAST = {"algo.rollout": "5", "algo.batch": "4", "algo.epochs": "1", "algo.minibatches": "1", "algo.capacity": "200"}
