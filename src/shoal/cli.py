@@ -6,6 +6,7 @@ exits with 1, after Ctrl-C with 130, after SIGTERM with 143.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -103,6 +104,8 @@ def script() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)  # until a loop takes over
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name need not be text
     status = main()
     if status in (130, 143):
         sys.stdout.flush()
