@@ -29,6 +29,9 @@ readme: .venv/installed  ## make the tables in the README anew
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt scripts/football.sh
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): apt install python3 python3-venv, or name another by PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: name a newer one by PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	scripts/football.sh --cached

@@ -24,11 +24,7 @@ from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.ids import catalog
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Pay, tree_leaves, tree_map
 
-try:
-    compiler.compiler()
-except compiler.CannotFuse as why:
-    pytest.skip(str(why), allow_module_level=True)
-
+pytestmark = pytest.mark.compiler
 ROWS = 7
 NATIVE = [name for name, entry in catalog("envs").items() if entry.family in ("mpe", "probe")]
 TOO_LARGE = {"collect_treasure"}  # everybody sorted by everybody's distance

@@ -19,9 +19,7 @@ from shoal.ops import compiler, distributions, losses, native, returns
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
-if native.why_not():
-    pytest.skip(str(native.why_not()), allow_module_level=True)
-
+pytestmark = pytest.mark.compiler
 EXACT = 2e-5  # of the largest number: rounding of float32 over a thousand samples
 
 

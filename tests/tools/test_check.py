@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import processes, wait_for
 
 import shoal
 import shoal.envs.own  # loaded here, it is not loaded in each process that looks
@@ -410,28 +409,21 @@ CRASHES = {
 SLEEP = f"7000.{os.getpid()}"  # what the environment starts besides, so that it is known from others
 
 
-def alive() -> dict[str, str]:
-    """Processes that are our children, or that the environment started, by number."""
-    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
-    rows = [x.split(maxsplit=3) for x in listed.splitlines()]
-    ours = [x for x in rows if len(x) == 4 and (x[1] == str(os.getpid()) or SLEEP in x[3])]
-    return {pid: args for pid, _, state, args in ours if "Z" not in state and not args.startswith("ps -eww")}
+def ours() -> dict[int, str]:
+    """Processes that are our children, or that the environment started."""
+    return {pid: line for pid, (parent, line) in processes().items() if parent == os.getpid() or SLEEP in line}
 
 
 @pytest.mark.parametrize("body", [*HANGS, *CRASHES])
 def test_hangs_and_crashes_are_findings_and_nothing_is_left(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.tools.check.GRACE", 0.5)
-    before = alive()  # what other tests have started, such as wandb's own, is not ours to judge
+    before = ours()  # what other tests have started, such as wandb's own, is not ours to judge
     started = f"\n    import subprocess\n    subprocess.Popen(['sleep', '{SLEEP}'])\n    Mine.begun = True"
     head, _, rest = body.partition("\n")
     mine = f"begun = False\n{head}\n    if not Mine.begun:{textwrap.indent(started, '    ')}\n{rest}"
     report = looked(written(GYM, mine), timeout=1.0)
     assert named(report, "problem", {**HANGS, **CRASHES}[body]), complaints(report)
-    for _ in range(100):  # what was killed goes when it gets its turn
-        if not (left := {pid: args for pid, args in alive().items() if pid not in before}):
-            break
-        time.sleep(0.05)
-    assert left == {}
+    assert wait_for(lambda: ours().keys() <= before.keys()), ours()  # what was killed goes when it gets its turn
 
 
 def test_algorithms_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:

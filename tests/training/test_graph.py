@@ -351,7 +351,7 @@ def test_fused_without_a_compiler_goes_on_and_says_why(monkeypatch: pytest.Monke
     loop.iterate()
 
 
-@pytest.mark.skipif(most_compiled(torch.device("cpu")) != "fused", reason="needs a C compiler")
+@pytest.mark.compiler
 def test_fused_on_the_cpu_is_near_and_repeats() -> None:
     plain, fused, again = make("off", device="cpu"), make("fused", device="cpu"), make("fused", device="cpu")
     assert fused.remarks == []

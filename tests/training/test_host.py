@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import alive, wait_for
 from test_resume import leaves, metrics
 
 import shoal
@@ -126,13 +126,6 @@ def assert_same(a, b):
     assert {line["kind"] for line in metrics(a.path)} == {"train", "eval"}
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def workers_of(folder: Path) -> set[int]:
     """All that ever held a row, but for this process."""
     return {int(p.name[4:]) for p in folder.glob("pid-*")} - {os.getpid()}
@@ -222,11 +215,9 @@ def test_signals_to_all_leave_no_process_and_a_checkpoint(toy, tmp_path, number,
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )  # a group of its own, all of which a terminal tells
-    deadline = time.time() + 60
-    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size) and time.time() < deadline:
-        time.sleep(0.05)
+    assert wait_for(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size)
     os.killpg(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (status, "")
     assert f"shoal resume {run}" in out
     assert len(workers_of(tmp_path) - {process.pid}) == 2

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import alive, children, wait_for
 
 import shoal
 from shoal.cli import main
@@ -297,10 +298,11 @@ def test_one_that_diverges_is_named_and_the_others_go_on(tmp_path):
 
 
 def test_a_process_that_is_killed_is_named_and_the_others_go_on(tmp_path, capsys):
-    """At most two at a time: the third takes the place of the one that went."""
+    """At most two at a time: the third takes the place of the one that went, which would have gone on for long."""
     run = {"steps": 4000, "envs": 8}
     settings = Settings("ippo", "simple", run, {"eval": {"episodes": 4}, "log": {"tensorboard": False}})
     made = branch(settings, RunConfig(seeds=3, out=str(tmp_path)))
+    made[0] = dataclasses.replace(made[0], run={**made[0].run, "steps": 50_000_000})
     resolved = [resolve(s) for s in made]
     loop = Loop(resolved[0])
     runs = [Run.create(r, record(loop.players), loop.env) for r in resolved]
@@ -311,28 +313,15 @@ def test_a_process_that_is_killed_is_named_and_the_others_go_on(tmp_path, capsys
     class Assassin(Board):
         def line(self, seed, text):
             told.append((seed, text))
-            if seed == 0 and "evaluation" in text and len([s for s, _ in told if s == 0]) == 1:
-                for child in children():
-                    if "seed0" in child[1]:
-                        os.kill(child[0], signal.SIGKILL)
+            if seed == 0 and "evaluation" in text and "step          0" in text:
+                for pid, line in children().items():
+                    if "seed0" in line:
+                        os.kill(pid, signal.SIGKILL)
 
     ended = run_apart(jobs, Assassin(board.steps, 4000, quiet=True), most=2)
     assert [e.failed for e in ended] == ["its process was killed by SIGKILL.", None, None]
     assert [e.step for e in ended[1:]] == [4000, 4000]
     assert (0, "failed: its process was killed by SIGKILL.") in told
-
-
-def children(of=None):
-    """(id, command line) of the processes that a process began."""
-    out = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == (of or os.getpid()) and fields[0] != "Z":
-                out.append((int(stat.parent.name), (stat.parent / "cmdline").read_text()))
-        except OSError:
-            continue
-    return out
 
 
 def test_the_exit_status_of_a_failure(tmp_path):
@@ -351,31 +340,31 @@ def test_the_exit_status_of_a_failure(tmp_path):
 # --- signals ---
 
 
-def begin(tmp_path, seeds):
-    words = "--steps 50M --envs 8 --eval.episodes 4 --save.every 0 --log.tensorboard false".split()
-    line = command("train", "ippo", "simple", *words, "--seeds", seeds, "--out", tmp_path / "X")
+@pytest.fixture
+def begun(tmp_path):
+    """Two seeds that train for long, in processes as far as there is room, and have learnt something: parent and children."""
+    words = "--steps 50M --envs 8 --eval.episodes 4 --eval.every 50M --save.every 0 --log.every 1 --log.tensorboard false"
+    line = command("train", "ippo", "simple", *words.split(), "--seeds", 2, "--out", tmp_path / "X")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    most = room(1)
-    deadline = time.time() + 90
-    while len(list(tmp_path.glob("X/*/checkpoints/last.pt"))) < min(seeds, most) and time.time() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    return process, children(process.pid)
+    try:
+        logs = tmp_path.glob
+        assert wait_for(lambda: sum(b"train" in p.read_bytes() for p in logs("X/*/metrics.jsonl")) == min(2, room(1)))
+        yield process, children(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def gone(processes):
-    deadline = time.time() + 30
-    while any(Path(f"/proc/{p}").exists() for p, _ in processes) and time.time() < deadline:
-        time.sleep(0.05)
-    return not any(Path(f"/proc/{p}").exists() for p, _ in processes)
+    return wait_for(lambda: not any(map(alive, processes)))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_save_all_and_leave(tmp_path, number, status):
-    process, started = begin(tmp_path, 2)
+def test_signals_save_all_and_leave(tmp_path, begun, number, status):
+    process, started = begun
     assert started
     os.killpg(process.pid, number)  # as a terminal does: to all of the group
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (status, "")
     assert gone(started)
     begun = [r for r in runs_in(tmp_path / "X") if (r.checkpoints / "last.pt").exists()]
@@ -390,11 +379,10 @@ def test_a_signal_to_processes_that_have_not_begun_yet(tmp_path):
     words = "--steps 50M --envs 8 --eval.episodes 4 --log.tensorboard false".split()
     line = command("train", "ippo", "simple", *words, "--seeds", 2, "--out", tmp_path / "X")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.time() + 90
-    while len(started := children(process.pid)) < min(2, room(1)) and time.time() < deadline:
-        time.sleep(0.002)
+    assert wait_for(lambda: len(children(process.pid)) == min(2, room(1)))
+    started = children(process.pid)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "")
     assert gone(started)
     assert [r.load("last")["step"] for r in runs_in(tmp_path / "X") if (r.checkpoints / "last.pt").exists()] == [0] * len(
@@ -402,26 +390,31 @@ def test_a_signal_to_processes_that_have_not_begun_yet(tmp_path):
     )
 
 
-def test_ctrl_c_twice_and_nobody_is_left(tmp_path):
-    process, started = begin(tmp_path, 2)
-    for pid, _ in started:
+def status(pid):
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+
+
+def test_ctrl_c_twice_and_nobody_is_left(begun):
+    process, started = begun
+    for pid in started:
         os.kill(pid, signal.SIGSTOP)  # one that does not listen
+    assert wait_for(lambda: all(status(pid)["State"].startswith("T") for pid in started))
     os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.3)
+    assert wait_for(lambda: all(int(status(pid)["ShdPnd"], 16) for pid in started))  # it was passed on
     assert process.poll() is None
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted" in err
     assert started
     assert gone(started)
 
 
-def test_when_the_parent_is_killed_the_children_save_and_leave(tmp_path):
-    process, started = begin(tmp_path, 2)
+def test_when_the_parent_is_killed_the_children_save_and_leave(tmp_path, begun):
+    process, started = begun
     assert started
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert gone(started)
     for run in (r for r in runs_in(tmp_path / "X") if (r.checkpoints / "last.pt").exists()):
         assert run.load("last")["step"] > 0

@@ -16,7 +16,6 @@ from shoal.algos.ddqn import DDQN
 from shoal.ops import native
 from shoal.spec import tree_leaves
 from shoal.training import tape
-from shoal.training.settings import most_compiled
 from shoal.training.tape import Tape, Taped, out_variant
 
 LESSONS: list[dict[str, Any]] = [
@@ -28,7 +27,6 @@ LESSONS: list[dict[str, Any]] = [
     | {"target_every": 3, "target_tau": 1.0, "weight_decay": 0.01, "grad_clip": None, "noise_steps": 300, **ACTS},
     {"algo": "maddpg", "env": "simple_adversary", "team": {"adversary": "random"}, "rollout": 5, **ACTS},
 ]
-compiler = pytest.mark.skipif(most_compiled(torch.device("cpu")) != "fused", reason="needs a C compiler")
 torch.set_num_threads(1)
 
 
@@ -135,7 +133,7 @@ def test_operations_are_matched_with_those_that_write_into_a_tensor() -> None:
     assert out_variant(aten.max.dim) is None
 
 
-@compiler
+@pytest.mark.compiler
 def test_kernels_are_played_in_as_many_threads_as_there_are() -> None:
     x = torch.randn(5000, 1, 6, generator=torch.Generator().manual_seed(0))
     weights, biases = [torch.ones(8, 6), torch.ones(2, 8)], [torch.zeros(8), torch.zeros(2)]
@@ -178,7 +176,7 @@ def test_recorded_updates_have_the_same_bits(work: dict[str, Any]) -> None:
     assert len(tapes) == len(taped.lessons) * (2 if delay > 1 else 1)
 
 
-@compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("work", LESSONS, ids=lambda w: "-".join(map(str, w)))
 def test_recorded_kernels_have_the_same_bits(work: dict[str, Any]) -> None:
     plain, taped = make("fused", device="cpu", **work), make("fused", device="cpu", **work)

@@ -249,6 +249,7 @@ def test_a_step_is_gymnasiums_with_its_arguments(id: str, settings: dict[str, An
         assert compare(fast, dtype, **settings)[0] == COUNTS[id][0]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda t: t.id)
 def test_a_fused_step_is_the_step(task: Task, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
