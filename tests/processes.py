@@ -30,9 +30,9 @@ def children(of: int | None = None) -> dict[int, str]:
     return {pid: line for pid, (parent, line) in processes().items() if parent == (of or os.getpid())}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 120, pause: float = 0.01) -> bool:
     """Until it holds, however busy the machine is. Whether it did in the end."""
     deadline = time.monotonic() + seconds
     while not (held := bool(condition())) and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(pause)
     return held

@@ -70,6 +70,13 @@ def test_until_and_resume_equal_one_run(tmp_path, algo, env, extra):
     assert_same(whole, halves)
 
 
+def test_a_remark_is_in_the_log_once(tmp_path):
+    run = shoal_api.train("ddqn", "simple", steps=400, until=200, out=tmp_path / "r", **{**QUICK, "algo": {"capacity": 400}})
+    shoal_api.resume(run, quiet=True)
+    log = (run.path / "train.log").read_text()
+    assert log.count("\nThe replay holds 400 steps in ") == 1
+
+
 def test_kill_9_in_the_middle(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert shoal("train", "mappo", "simple_spread", *FLAGS, "--out", whole).returncode == 0
@@ -152,6 +159,8 @@ def test_from_before_the_first_checkpoint(tmp_path):
         path.unlink()
     shoal_api.resume(other, quiet=True)
     assert metrics(whole.path) == metrics(other.path)
+    lines = [len((run.path / "train.log").read_text().splitlines()) for run in (whole, other)]
+    assert lines[0] == lines[1]  # with the header
 
 
 def test_groups_played_by_several_algorithms(tmp_path):

@@ -194,8 +194,13 @@ class Loop:
         self.logger = self._open_log()
         self.console = console or Progressor(c.steps, self.step, c.quiet)
         try:
+            said = (
+                (self.folder.path / "train.log").read_text(errors="replace").splitlines()
+            )  # the log of a resumed run says it once
             for remark in self.remarks:
-                self.remark(remark)
+                self.console.line(remark)
+                if remark not in said:
+                    self.logger.say(remark)
             if isinstance(self.on_device, Captured) and self.step < goal:
                 self.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
             if not self.restored or self.evaluation_due:
@@ -538,7 +543,7 @@ class Loop:
         new = not (folder / "train.log").exists()
         plain = {"algo": settings.algo, "env": settings.env, **settings.run, **settings.sections}
         logger = Logger(folder, self.resolved.log, "/".join(folder.parts[-3:]), plain, None if new else self.step)
-        if new:
+        if not (folder / "train.log").stat().st_size:  # new, or cut back to before its first checkpoint
             logger.say(report.header(self))
         return logger
 
