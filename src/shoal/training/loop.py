@@ -194,12 +194,10 @@ class Loop:
         self.logger = self._open_log()
         self.console = console or Progressor(c.steps, self.step, c.quiet)
         try:
-            said = (
-                (self.folder.path / "train.log").read_text(errors="replace").splitlines()
-            )  # the log of a resumed run says it once
+            log = (self.folder.path / "train.log").read_text(errors="replace").splitlines()
             for remark in self.remarks:
                 self.console.line(remark)
-                if remark not in said:
+                if remark not in log:  # that of a resumed run has it already
                     self.logger.say(remark)
             if isinstance(self.on_device, Captured) and self.step < goal:
                 self.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
