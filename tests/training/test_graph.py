@@ -332,11 +332,13 @@ def test_auto_is_written_down(tmp_path: Path) -> None:
     assert mode == most_compiled(torch.device("cuda" if torch.cuda.is_available() else "cpu")) != "auto"
 
 
-def test_without_a_compiler_auto_is_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_auto_is_graph_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     fuse.compiler.cache_clear()
     assert most_compiled(torch.device("cpu")) == "graph"
+    (remark,) = make("auto", device="cpu").remarks
+    assert remark.startswith("Nothing is compiled: there is no C compiler")
     fuse.compiler.cache_clear()
 
 

@@ -261,6 +261,7 @@ def test_what_users_bring_is_not_recorded(tmp_path: Path, work: dict[str, Any], 
     assert [isinstance(x, Taped) for x in loop.on_device_lessons] == recorded
 
 
+@pytest.mark.compiler
 def test_where_nobody_learns_from_a_replay_nothing_is_recorded_and_that_is_said() -> None:
     assert any(r.startswith("Nothing is captured: on the CPU") for r in make("graph", device="cpu").remarks)
     assert make("off", device="cpu").remarks == []

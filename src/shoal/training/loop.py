@@ -44,7 +44,7 @@ from shoal.training.lessons import Lesson, Segments, break_off, cost, make_repla
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
-from shoal.training.settings import Resolved
+from shoal.training.settings import Resolved, most_compiled
 from shoal.training.tally import FirstNotFinite, Means
 from shoal.training.tape import Taped, ours
 
@@ -146,7 +146,9 @@ class Loop:
                 do[k] = Captured(self, lesson, partial(do.__setitem__, k), plays=False)
             elif not self.hooks and ours(self.players.algorithms if lesson.algorithm.asks else [lesson.algorithm]):
                 do[k] = Taped(lesson, do, k, self.remark)
-        if mode == "graph" and not cuda and not self.lessons:
+        if mode == "graph" and not cuda and most_compiled(self.env.device) == "graph":
+            self.remarks.append("Nothing is compiled: there is no C compiler; with cc, gcc or clang the CPU trains faster.")
+        elif mode == "graph" and not cuda and not self.lessons:
             self.remarks.append("Nothing is captured: on the CPU updates from a replay are, and nobody here learns from one.")
         if mode != "fused":
             return
