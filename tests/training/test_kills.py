@@ -25,7 +25,7 @@ COMMON = (
     "--log.every 60 --log.tensorboard false"
 )
 LEARNERS = {  # each saves every other iteration, now and then where it logs and evaluates too
-    "ippo": "--algo.rollout 5 --save.every 40 --algo.epochs 1 --algo.minibatches 1 --algo.normalise-obs true --net.memory gru",
+    "ippo": "--algo.rollout 5 --save.every 40 --algo.epochs 1 --algo.minibatches 2 --algo.normalise-obs true --net.memory gru",
     "ddqn": "--algo.rollout 3 --save.every 24 --algo.every 24 --algo.batch 4 --algo.capacity 400 --algo.learning-starts 24 "
     "--algo.prioritised true",
 }
