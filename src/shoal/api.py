@@ -25,11 +25,12 @@ from shoal.training.evaluate import MOST_EPISODES, Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
 from shoal.training.loop import resume as resume_loop
-from shoal.training.players import frozen_players, policy_name, record
+from shoal.training.players import frozen_players, policy_name, record, trusted
 from shoal.training.run import Run
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
+from shoal.training.trust import sign
 
 
 def make(env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
@@ -61,17 +62,21 @@ def train(
     team: dict[str, str] | None = None,
     hook: Hook | None = None,
     shaper: Shapers = None,
+    trust: bool = False,
     **run: Any,
 ) -> Any:
     """Train, and return the run; with seeds=4, four of them in a list. The two are ids, paths or classes of your own, and the
     environment may be a function that makes one; workers and `resume` must be able to import them. Keywords are the flags:
     steps=..., algo=dict(lr=...), team=dict(adversary="random"). `shaper` is a function (reward, obs, step, steps) -> reward of
     what learners are paid, for all groups or {group: function}. Several seeds with a hook or a shaper share this process and
-    take turns, and the hook hears of every loop; without they are processes on the CPU."""
+    take turns, and the hook hears of every loop; without they are processes on the CPU. `trust`: run the code that runs named
+    in `team` bring along, though this user did not make them."""
     algo, groups = _with_shaper(shaper, algo, groups)
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
     run = {k: _word(v) for k, v in run.items()}
     words, team = (id_of("algos", algorithm), id_of("envs", environment)), {g: _word(who) for g, who in (team or {}).items()}
+    if trust:
+        trusted((), team)
     settings = Settings(*words, run, {k: dict(v) for k, v in sections.items() if v}, groups or {}, team)
     if seeds_of(settings) > 1:
         return _runs(start_several(settings, hook, shaper))
@@ -216,7 +221,11 @@ def child() -> None:
         run = Run(job.folder)
         resolved = run.resolve(job.device)
         hooks = hooks_of(resolved, None)
-        return begin(run, resolved, hooks) if job.fresh else resume_loop(run.path, job.steps, hooks, False, job.device)
+        return (
+            begin(run, resolved, hooks)
+            if job.fresh
+            else resume_loop(run.path, job.steps, hooks, False, job.device, source=job.source)
+        )
 
     several.run_in_child(make, teller)
 
@@ -240,25 +249,47 @@ def resume(
     quiet: bool = False,
     device: str | None = None,
     shaper: Shapers = None,
+    checkpoint: str | Path = "last",
+    trust: bool = False,
 ) -> Any:
     """Go on with a run from its last checkpoint, as if it had never stopped; `steps` sets a new total. Of a folder with
-    the runs of several seeds, with all of them; it returns their list."""
-    found = [run] if isinstance(run, Run) else several.runs_in(run)
+    the runs of several seeds, with all of them; it returns their list. `checkpoint` is another one to go on from, best, a
+    step's number or a file: later lines of the logs are cut off, later checkpoints are moved to checkpoints/left, and a replay
+    begins empty. `trust`: run the code that the run brings along, though this user did not make it."""
+    found, source = [run] if isinstance(run, Run) else several.runs_in(run), str(checkpoint)
+    if trust:
+        trusted(r.path for r in found)
     if len(found) > 1:
-        return _runs(go_on_several(found, steps, hook, quiet, device, shaper))
-    return go_on(found[0], steps, hook, quiet, device, shaper).folder
+        return _runs(go_on_several(found, steps, hook, quiet, device, shaper, source))
+    return go_on(found[0], steps, hook, quiet, device, shaper, source).folder
 
 
-def go_on(run: Run, steps: int | None, hook: Hook | None, quiet: bool, device: str | None, shaper: Shapers = None) -> Loop:
-    loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device, shaper)
+def go_on(
+    run: Run,
+    steps: int | None,
+    hook: Hook | None,
+    quiet: bool,
+    device: str | None,
+    shaper: Shapers = None,
+    source: str = "last",
+) -> Loop:
+    loop = resume_loop(run.path, steps, hooks_of(run.resolve(device), hook), quiet, device, shaper, source)
     loop.run()
     return loop
 
 
 def go_on_several(
-    runs: list[Run], steps: int | None, hook: Hook | None, quiet: bool, device: str | None, shaper: Shapers = None
+    runs: list[Run],
+    steps: int | None,
+    hook: Hook | None,
+    quiet: bool,
+    device: str | None,
+    shaper: Shapers = None,
+    source: str = "last",
 ) -> Several:
     """Go on with all of these, which differ by the seed; all are looked at before any is written to."""
+    if source.endswith(".pt"):
+        raise UserError(f"{source} is a checkpoint of one run, and these are {len(runs)}: name one of them, or best or a step.")
     first, seeds = runs[0].settings, [r.settings.run.get("seed", 0) for r in runs]
     if len(set(seeds)) < len(seeds) or any((r.settings.algo, r.settings.env) != (first.algo, first.env) for r in runs):
         raise UserError(f"{runs[0].path.parent} holds runs that differ by more than the seed: resume them one at a time.")
@@ -267,10 +298,11 @@ def go_on_several(
     loops, jobs, config, score_name = [], {}, RunConfig(), ""
     for run, stream in zip(runs, streams, strict=True):
         hooks = hooks_of(run.resolve(device), hook)
-        loop = _make(partial(resume_loop, run.path, steps, hooks, quiet, device, shaper), stream)
+        loop = _make(partial(resume_loop, run.path, steps, hooks, quiet, device, shaper, source), stream)
         config, score_name = loop.config, loop.score_name
         loops += [loop] if here else []
-        jobs[Job(loop.config.seed, str(run.path), False, steps, device)] = loop.step
+        sign(run.path)  # for the process that goes on with it
+        jobs[Job(loop.config.seed, str(run.path), False, steps, device, source)] = loop.step
     return _drive(config, score_name, jobs, loops, streams)
 
 
@@ -283,13 +315,17 @@ def evaluate(
     team: dict[str, str] | None = None,
     device: str = "cpu",
     longest: int | None = None,
+    trust: bool = False,
 ) -> Episodes:
     """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead; `longest`
-    how many steps an episode may last, in place of the run's --eval.longest."""
+    how many steps an episode may last, in place of the run's --eval.longest. `trust`: run the code that the runs bring along,
+    though this user did not make them."""
     if not isinstance(episodes, int) or not 1 <= episodes <= MOST_EPISODES:
         raise UserError(f"--episodes is {episodes!r}: it takes a whole number from 1 to {MOST_EPISODES:,}.")
     checkpoint, team = str(checkpoint), {g: _word(who) for g, who in (team or {}).items()}
     run = run if isinstance(run, Run) else Run(run)
+    if trust:
+        trusted([run.path], team)
     resolved = run.resolve(device)
     torch.set_num_threads(resolved.run.threads or 1)
     rows, each = rows_for(episodes, resolved.env_entry.load().widest)
@@ -302,10 +338,13 @@ def evaluate(
         env.close()
 
 
-def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu", seed: int = 0) -> Policy:
-    """What a run learnt, ready to act; draws are of `seed`. Neither its environment nor that one's library is needed."""
+def load(run: str | Path | Run, checkpoint: str = "auto", device: str = "cpu", seed: int = 0, trust: bool = False) -> Policy:
+    """What a run learnt, ready to act; draws are of `seed`. Neither its environment nor that one's library is needed. `trust`:
+    run the code that it brings along, though this user did not make it."""
     run = run if isinstance(run, Run) else Run(run)
+    if trust:
+        trusted([run.path])
     place = choose_device(device)
     players = frozen_players(run, run.spec, place, checkpoint, {})
-    name = f"{run.settings.algo} on {run.settings.env}, checkpoint {policy_name(run, checkpoint)}"
+    name = f"{run.recorded.algo} on {run.recorded.env}, checkpoint {policy_name(run, checkpoint)}"
     return Policy(players, run.conversions, place, seed, name)

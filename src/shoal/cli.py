@@ -47,6 +47,7 @@ class ResumeOptions:
     steps: int | None = None  # a new total of environment steps
     device: str | None = None  # go on there; default: as it was
     quiet: bool = False  # print nothing
+    trust: bool = False  # run the code that the run brings along, though you did not make it; it is yours from then on
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class EvalOptions:
     csv: str | None = None  # write an episode a line into this file
     device: str = "cpu"  # auto, cpu, cuda or cuda:1
     json: bool = False  # print one JSON value and nothing else
+    trust: bool = False  # run the code that the run brings along, though you did not make it; it is yours from then on
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class WatchOptions:
     mp4: str | None = None  # write a video here; needs `pip install 'shoal[video]'`
     seed: int | None = None  # of starts and draws
     checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
+    trust: bool = False  # run the code that the run brings along, though you did not make it; it is yours from then on
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ OPTIONS: dict[str, Any] = {
     "runs": ListOptions,
 }
 
+TRUST = Flag("trust", bool, False, "")  # of train, whose other flags are those of the run
 LONGEST_LINE = 1000
 interrupted = threading.Event()
 
@@ -160,11 +164,18 @@ def main(argv: list[str] | None = None) -> int:
 def train(words: list[str], flags: dict[str, str | None]) -> int:
     config = Flag("config", str | None, None, "").parse(flags.pop("config", "none"))
     base = None
+    trusts = TRUST.parse(flags.pop("trust", "false"))
     if config is not None and "help" not in flags:
+        from shoal.training.players import trusted
         from shoal.training.run import Run
         from shoal.training.settings import Settings
+        from shoal.training.trust import require
 
         base = Run(config).settings if os.path.isdir(config) else Settings.from_json(Path(config))
+        run = Path(config) if os.path.isdir(config) else Path(config).parent
+        if os.path.isdir(run / "checkpoints"):  # a run's own: with what it names comes code
+            trusted([run] if trusts else [])
+            require(run)
         words = words or [base.algo, base.env]
     if "help" in flags and len(words) < 2:
         name = words[0] if words else "mappo"
@@ -181,6 +192,10 @@ def train(words: list[str], flags: dict[str, str | None]) -> int:
     from shoal.api import seeds_of, start, start_several
 
     settings = from_flags(words[0], words[1], flags, base)
+    if trusts:
+        from shoal.training.players import trusted
+
+        trusted((), settings.team)
     return _train(lambda: start_several(settings) if seeds_of(settings) > 1 else start(settings)[1])
 
 
@@ -188,19 +203,31 @@ TRAIN_NOTES = """\
 also:
   --algo.GROUP.FIELD, --net.GROUP.FIELD   the same for one group: --algo.adversary.lr 1e-3
   --team.NAME ALGO|RUN|random             who plays a group or team: an algorithm that learns, a run that only acts
+  --trust                                 run the code that such runs bring along, though you did not make them
   --config FILE                           start from a config.json (or a run's folder); flags are laid over it
 """
 
 
+FROM = """\
+  --from best|STEP|FILE   go on from another checkpoint than the last: later lines of the logs are cut off, later checkpoints
+                          are moved to checkpoints/left, and a replay begins empty
+"""
+
+
 def resume(words: list[str], flags: dict[str, str | None]) -> int:
-    options = parse(ResumeOptions, words, flags, "resume RUN")
+    source = Flag("from", str, "last", "").parse(flags.pop("from", "last"))
+    options = parse(ResumeOptions, words, flags, "resume RUN", FROM)
     if options is None:
         return 0
     (run,) = exactly(words, 1, "resume takes a run's folder")
     from shoal.api import go_on, go_on_several
+    from shoal.training.players import trusted
     from shoal.training.several import runs_in
 
-    found, how = runs_in(run), (options.steps, None, options.quiet, options.device)
+    found = runs_in(run)
+    if options.trust:
+        trusted(r.path for r in found)
+    how = (options.steps, None, options.quiet, options.device, None, source)
     return _train(lambda: go_on_several(found, *how) if len(found) > 1 else go_on(found[0], *how))
 
 
@@ -279,16 +306,19 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
     (run,) = exactly(words, 1, "eval takes a run's folder")
     from shoal import api
     from shoal.tools.measure import summary, write_csv
+    from shoal.training.checkpoint import age_of
     from shoal.training.players import policy_name
 
     if options.longest is not None and options.longest < 1:
         raise UserError(f"--longest is {options.longest}: it is a number of steps, at least 1.")
     how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
-    episodes = api.evaluate(run, *how_to)
+    episodes = api.evaluate(run, *how_to, options.trust)
     rows = summary(episodes)
     if options.csv:
         write_csv(episodes, Path(options.csv))
     how, which = "sampled" if options.sampled else "greedy", policy_name(api.Run(run), options.checkpoint)
+    for sentence in age_of(api.Run(run).find(which)):
+        remark(sentence)
     if options.json:
         value = {"run": run, "checkpoint": which, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}
         print(json.dumps(value))
@@ -316,7 +346,7 @@ def watch(words: list[str], flags: dict[str, str | None]) -> int:
         if path and not path.endswith(suffix):
             raise UserError(f"--{suffix[1:]} is {path!r}: the file's name ends in {suffix}.")
     gif = options.gif or (None if options.mp4 else str(Path(run) / "media" / "watch.gif"))
-    episodes = tool.watch(run, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed)
+    episodes = tool.watch(run, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed, options.trust)
     scores = ", ".join(f"{g} {x.mean():.2f}" for g, x in episodes.returns.items())
     print(f"{len(episodes.lengths)} greedy episodes, mean return: {scores}")
     print(f"filmed: {options.mp4 or gif}")
@@ -331,7 +361,7 @@ def plot(words: list[str], flags: dict[str, str | None]) -> int:
         raise UserError("plot takes one run's folder or more.")
     from shoal.tools.plot import plot as draw
 
-    print(f"plotted: {draw([Path(w) for w in words], Path(options.out), options.metric)}")
+    print(f"plotted: {draw(words, Path(options.out), options.metric, remark)}")
     return 0
 
 
@@ -400,7 +430,7 @@ def runs(words: list[str], flags: dict[str, str | None]) -> int:
     from shoal.tools.measure import list_runs
 
     folder = Path(words[0] if words else "runs")
-    found = list_runs(folder)
+    found = list_runs(folder, remark)
     if options.json:
         print(json.dumps(found))
     elif not found:
@@ -458,7 +488,7 @@ def flags_of_verb(verb: str) -> dict[str, Flag]:
     if verb == "train":
         from shoal.training.settings import common_flags
 
-        return {name: flag for flags in common_flags().values() for name, flag in flags.items()}
+        return {name: flag for flags in common_flags().values() for name, flag in flags.items()} | {TRUST.name: TRUST}
     if verb == "check":
         from shoal.tools.check import CheckOptions
 
@@ -527,6 +557,11 @@ def one_line(text: str) -> str:
     """A sentence as a terminal takes it, whatever words of the user's are in it."""
     text = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
     return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE // 2]} ... {text[-LONGEST_LINE // 2 :]}"
+
+
+def remark(sentence: str) -> None:
+    """Of what is done without."""
+    print(f"shoal: {one_line(sentence)}", file=sys.stderr)
 
 
 def exactly(words: list[str], n: int, sentence: str) -> list[str]:

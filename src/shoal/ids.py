@@ -242,17 +242,16 @@ def load_file(path: Path, name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and workers look a class's module up there
     sys.path.insert(0, str(path.parent))  # what lies beside it can be imported, as when it is run
     LOADING.add(name)
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a run's code stays as it was signed
     try:
-        if str(path) in FROZEN:
-            exec(compile(FROZEN[str(path)], path, "exec"), vars(module))
-        else:
-            spec.loader.exec_module(module)
+        exec(compile(_content(path), path, "exec"), vars(module))  # what is read is what is run, and no cache beside it
     except BaseException:
         del sys.modules[name]
         raise
     finally:
         sys.path.remove(str(path.parent))
         LOADING.discard(name)
+        sys.dont_write_bytecode = kept
     return module
 
 

@@ -18,7 +18,10 @@ Shape = tuple[int, ...]
 
 
 class UserError(ValueError):
-    """Something the user asked for cannot be: one sentence that says what was wrong and what to do. Exit status 2."""
+    """Something the user asked for cannot be: one sentence that says what was wrong and what to do. Exit status 2; and 1 if
+    it is `late`: a run was under way, and has been written to."""
+
+    late = False
 
 
 class StoppedError(UserError):

@@ -239,7 +239,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path.write_text("old")
 
     def fail(self, p, *_, **__):
-        p.write_text("half")
+        p.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", fail)

@@ -165,7 +165,7 @@ def test_a_run_that_never_began_begins_of_its_own_seed(alone, tmp_path):
     folder = tmp_path / "X"
     one = shoal.train("mappo", "simple_spread", seed=6, steps=1600, envs=8, quiet=True, out=folder / "a", algo={"rollout": 20},
                       eval={"episodes": 4, "every": 800}, log={"every": 400}, save={"every": 800})  # fmt: skip
-    for path in one.checkpoints.iterdir():
+    for path in (*one.checkpoints.iterdir(), one.path / "metrics.jsonl", one.path / "train.log"):
         path.unlink()
     assert_same(shoal.resume(one, quiet=True), Run(alone / "seed6"))
 

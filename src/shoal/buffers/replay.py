@@ -178,8 +178,8 @@ class ReplayBuffer:
         slots = self.slots(torch.arange(begin, end, device=self.device))
         for k, records in {"moments": self.moments, "firsts": self.firsts}.items():
             for d, x in records.store.items():
-                given = told[k].get(str(d))
-                if given is None or given.shape != (end - begin, *x.shape[1:]):
+                given = told[k].get(str(d)) if isinstance(told.get(k), dict) else None
+                if not isinstance(given, Tensor) or given.dtype != d or given.shape != (end - begin, *x.shape[1:]):
                     raise UserError("the replay that was saved with this run has other shapes than this run's.")
                 x.index_copy_(0, slots, given.to(self.device))
 

@@ -29,6 +29,7 @@ from shoal.envs.conversions import Conversion, direct
 from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
 
 State = dict[str, Tensor]
+LEAST = 128  # bytes that a row takes, of whatever world
 Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither
 
 
@@ -134,6 +135,7 @@ class World(Environment, ABC):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
+        refuse_bytes(rows * LEAST, self.device, f"{rows:,} rows")
         self.setup()
         refuse_more_than_fits(self.spec, self.device, rows, 2)
         self.noise = self.noise_begin + self.noise_step
@@ -261,14 +263,17 @@ class World(Environment, ABC):
 def refuse_more_than_fits(spec: EnvSpec, device: torch.device, rows: int, steps: int) -> None:
     """What every row sees in so many steps, against all memory that there is: a system hands out more than it has, and ends who
     uses it."""
+    shapes = [(g.n, *s) for g in spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))]
+    each = sum(math.prod(s) * (1 if len(s) == 4 else 4) for s in shapes)  # a byte a pixel
+    refuse_bytes(rows * steps * each, device, f"{steps:,} steps of {rows:,} rows")
+
+
+def refuse_bytes(need: int, device: torch.device, what: str) -> None:
     if device.type == "cuda":
         there = torch.cuda.get_device_properties(device).total_memory
     else:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    shapes = [(g.n, *s) for g in spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))]
-    each = sum(math.prod(s) * (1 if len(s) == 4 else 4) for s in shapes)  # a byte a pixel
-    if (need := rows * steps * each) > there:
+    if need > there:
         raise UserError(
-            f"there is not enough memory for {steps:,} steps of {rows:,} rows: what is seen takes {need / 1e9:,.0f} GB, "
-            f"and there are {there / 1e9:,.0f}."
+            f"there is not enough memory for {what}: they take {need / 1e9:,.0f} GB at least, and there are {there / 1e9:,.0f}."
         )

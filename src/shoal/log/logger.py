@@ -7,8 +7,10 @@ has been written can be cut back to a mark, which is how a resumed run's logs eq
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from shoal import files
 from shoal.spec import UserError
 
 
@@ -61,6 +64,8 @@ class Logger:
 
     def write(self, step: int, time: float, kind: str, metrics: dict[str, Tensor]) -> dict[str, Any]:
         numbers = to_numbers(metrics)
+        if not os.fstat(self.jsonl.fileno()).st_nlink:
+            raise FileNotFoundError(f"{self.folder / 'metrics.jsonl'} was deleted")
         line = {"step": step, "time": round(time, 3), "kind": kind, **numbers}
         self.jsonl.write(json.dumps(line) + "\n")
         self.jsonl.flush()
@@ -74,7 +79,9 @@ class Logger:
         self.text.flush()
 
     def mark(self) -> dict[str, int]:
-        """How long the logs are now."""
+        """How long the logs are now, on the disk."""
+        for f in (self.jsonl, self.text):
+            os.fsync(f.fileno())
         return {"metrics.jsonl": self.jsonl.tell(), "train.log": self.text.tell()}
 
     def refresh(self) -> None:
@@ -82,7 +89,8 @@ class Logger:
             write_csv(self.folder)
 
     def close(self) -> None:
-        self.refresh()
+        if self.folder.is_dir():  # else somebody deleted it
+            self.refresh()
         self.jsonl.close()
         self.text.close()
         for sink in self.sinks:
@@ -118,7 +126,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Every line of metrics.jsonl up to the first that is none: a last one may have been cut short by a crash."""
     path = Path(folder) / "metrics.jsonl"
     lines = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in files.read_text(path, "replace").splitlines() if path.exists() else []:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -137,9 +145,8 @@ def is_number(x: Any) -> bool:
 def write_csv(folder: Path) -> None:
     lines = read_metrics(folder)
     columns = list(dict.fromkeys(k for line in lines for k, v in line.items() if not isinstance(v, list)))
-    aside = folder / "metrics.csv.part"
-    with aside.open("w", newline="") as f:
-        writer = csv.DictWriter(f, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(lines)
-    aside.replace(folder / "metrics.csv")
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(lines)
+    files.write_text(folder / "metrics.csv", text.getvalue())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from shoal import files
 from shoal.log.logger import is_number
 from shoal.spec import UserError
 from shoal.training.evaluate import Episodes
@@ -41,25 +44,26 @@ def write_csv(episodes: Episodes, path: Path) -> None:
         columns.update({f"return/{g}/{i}": x[:, i].tolist() for i in range(x.shape[1])})
     columns["length"] = episodes.lengths.tolist()
     columns.update({k: x.tolist() for k, x in episodes.stats.items()})
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
     try:
-        with path.open("w", newline="") as f:
-            writer = csv.writer(f)
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
+        files.write_text(path, text.getvalue())
     except OSError as e:
         raise UserError(f"{path} cannot be written: {e.strerror}.") from None
 
 
-def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Every run under a folder, with how far it got."""
+def list_runs(folder: Path, remark: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
+    """Every run under a folder, with how far it got. `remark` is told of those that cannot be read."""
     out = []
     for config in sorted(folder.rglob("config.json")):
         try:
             run = Run(config.parent)
-        except UserError:
+            lines, score = run.metrics, _score_name(run)
+        except UserError as e:
+            remark(str(e))
             continue
-        lines = run.metrics
-        score = _score_name(run)
         scores = [e[score] for e in lines if e["kind"] == "eval" and is_number(e.get(score))]
         out.append(
             {

@@ -17,8 +17,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from shoal import files
 from shoal.ids import near
 from shoal.log.console import short
 from shoal.log.logger import is_number
 from shoal.spec import UserError
 from shoal.training.run import Run, slug
 from shoal.training.settings import RunConfig
-from shoal.training.several import runs_in
+from shoal.training.several import found_in
 
 Series = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 
@@ -156,8 +156,14 @@ def _traits(run: Run) -> dict[str, Any]:
 # --- the picture -----------------------------------------------------------------------------------------------------
 
 
-def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None = None) -> Path:
-    """Write the runs' learning curves to `out` (.png, or another kind that Matplotlib writes) and return its path."""
+def plot(
+    runs: Sequence[str | Path | Run],
+    out: str | Path,
+    metric: str | None = None,
+    remark: Callable[[str], None] = lambda sentence: None,
+) -> Path:
+    """Write the runs' learning curves to `out` (.png, or another kind that Matplotlib writes) and return its path. `remark` is
+    told of runs in a folder that cannot be read."""
     out = Path(out)
     if not runs:
         raise UserError("name at least one run to plot.")
@@ -167,24 +173,32 @@ def plot(runs: Sequence[str | Path | Run], out: str | Path, metric: str | None =
     kind = out.suffix[1:].lower() or "png"
     if kind not in kinds:
         raise UserError(f"{out} is of no kind that can be drawn: end it in .png, .pdf or .svg.")
-    named = [run for r in runs for run in ([r] if isinstance(r, Run) else _begun(runs_in(r, deep=True)))]
+    named = [run for r in runs for run in ([r] if isinstance(r, Run) else _begun(r, remark))]
     figure = draw(panels(curves(named), metric))
-    part = out.with_name(f".{out.name}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(part, format=kind, dpi=150)
-        part.replace(out)
+        with files.writing(out) as f:
+            figure.savefig(f, format=kind, dpi=150)
     except OSError as e:
         raise UserError(f"{out} cannot be written: {e.strerror or e}.") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     return out
 
 
-def _begun(runs: list[Run]) -> list[Run]:
-    """Of a folder's runs, those that have something to show; all, where none has, so that one says so."""
-    return [r for r in runs if r.metrics] or runs
+def _begun(path: str | Path, remark: Callable[[str], None]) -> list[Run]:
+    """Of a folder's runs, those that have something to show; all, where none has, so that one says so. One that cannot be
+    read is a remark, where there are others."""
+    runs, bad = found_in(path, deep=True, skip=True)
+    begun = []
+    for run in runs:
+        try:
+            begun += [run] if run.metrics else []
+        except UserError as e:
+            bad.append(e)
+    if bad and not begun:
+        raise bad[0]
+    for problem in bad:
+        remark(str(problem))
+    return begun or runs
 
 
 def panels(found: Sequence[Curve], metric: str | None) -> dict[tuple[str, str], list[Line]]:

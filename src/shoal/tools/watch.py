@@ -14,25 +14,28 @@ held for a second and shows the episode's whole return. An episode of more than 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from shoal import files
 from shoal.envs.base import Circle, Environment, Line, Sketch
 from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players
 from shoal.training.evaluate import LONGEST, Episodes, evaluate
 from shoal.training.loop import Hook, Loop
-from shoal.training.players import frozen_players
+from shoal.training.players import frozen_players, trusted
 from shoal.training.run import Run, slug
 
 Color = tuple[int, int, int]
@@ -331,12 +334,8 @@ def write_gif(shots: Sequence[Shot], path: Path, size: int = SIZE) -> None:
     frames = (shot.paint(size).quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots)
     first = next(frames)
     lasting = [round(1000 * s.seconds) for s in shots]
-    _aside(
-        path,
-        lambda p: first.save(
-            p, "GIF", save_all=True, append_images=frames, duration=lasting, loop=0, optimize=True, disposal=1
-        ),
-    )
+    with _writing(path) as f:
+        first.save(f, "GIF", save_all=True, append_images=frames, duration=lasting, loop=0, optimize=True, disposal=1)
 
 
 def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
@@ -347,15 +346,16 @@ def write_mp4(shots: Iterable[Shot], path: Path, size: int = SIZE_MP4) -> None:
     except ImportError:
         raise UserError("an mp4 needs imageio and ffmpeg: `pip install shoal[video]`, or take --gif.") from None
 
-    def save(p: Path) -> None:
-        writer: Any = imageio.get_writer(p, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2)
+    with _writing(path) as f, tempfile.TemporaryDirectory() as folder:
+        film = Path(folder) / "film.mp4"  # ffmpeg takes names alone
+        writer: Any = imageio.get_writer(film, format="FFMPEG", fps=round(1 / PACE), codec="libx264", macro_block_size=2)
         with writer:
             for shot in shots:
                 picture = np.asarray(shot.paint(size))
                 for _ in range(round(shot.seconds / PACE)):
                     writer.append_data(picture)
-
-    _aside(path, save)
+        with film.open("rb") as made:
+            shutil.copyfileobj(made, f)
 
 
 def _palette(shots: Sequence[Shot]) -> Image.Image:
@@ -375,18 +375,14 @@ def _palette(shots: Sequence[Shot]) -> Image.Image:
     return image
 
 
-def _aside(path: Path, save: Callable[[Path], Any]) -> None:
-    """Write beside and rename: the file is whole or not there."""
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
+@contextmanager
+def _writing(path: Path) -> Iterator[IO[bytes]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(part)
-        part.replace(path)
+        with files.writing(path) as f:
+            yield f
     except OSError as e:
         raise UserError(f"{path} cannot be written: {e.strerror or e}.") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 # --- from a run ------------------------------------------------------------------------------------------------------
@@ -400,6 +396,7 @@ def watch(
     checkpoint: str = "auto",
     team: dict[str, str] | None = None,
     seed: int | None = None,
+    trust: bool = False,
 ) -> Episodes:
     """Play a run's policies greedily and leave the film as a GIF, an MP4 or both. Returns what was played: the very
     episodes that `shoal eval` with as many episodes and the same seed measures."""
@@ -408,6 +405,8 @@ def watch(
     if gif is None and mp4 is None:
         raise UserError("say where the film should go: --gif FILE or --mp4 FILE.")
     run = run if isinstance(run, Run) else Run(run)
+    if trust:
+        trusted([run.path], team)
     resolved = run.resolve()
     torch.set_num_threads(resolved.run.threads or 1)
     env = resolved.make_env(episodes, torch.device("cpu"))
@@ -415,6 +414,9 @@ def watch(
     seed = (resolved.run.seed if seed is None else seed) + 1_000_003
     title = f"{slug(run.settings.env)} · {slug(run.settings.algo)}"
     shots, played = film(env, players, seed, title, resolved.eval.longest)
+    for place in (gif, mp4):
+        if place is not None and run.path.absolute() in Path(place).absolute().parents:
+            run.refuse_links()
     if gif is not None:
         write_gif(shots, Path(gif))
     if mp4 is not None:
@@ -441,4 +443,5 @@ class ClipHook(Hook):
         finally:
             for a, mode in zip(algorithms, modes, strict=True):
                 a.train(mode)
+        loop.folder.refuse_links()
         write_gif(shots, loop.folder.path / "media" / f"step-{loop.step:012d}.gif", self.size)

@@ -13,6 +13,7 @@ from shoal.algos.base import Algorithm, begun
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
 from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
+from shoal.training.seeds import restore_generator
 from shoal.training.tally import Tally
 
 
@@ -178,7 +179,7 @@ class Collector:
         anew = self.env.begun_anew
         self.frame = tree_map(as_seen, frame) if anew is None else frame
         self.memory = tree_map(lambda x: x.to(self.env.device), state["memory"])
-        self.generator.set_state(state["generator"].cpu())
+        restore_generator(self.generator, state["generator"])
         self.tally.load_state_dict(state["tally"])
         if anew is not None:
             self.tally.drop(anew)

@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Replay
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform, size
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, EnvSpec, Frame, Pay, UserError, tree_map
+from shoal.spec import Batch, EnvSpec, Frame, Pay, UserError
 from shoal.training import checkpoint
 
 PIECE = 1 << 28  # bytes that are copied at once
@@ -30,6 +30,7 @@ class Lesson:
         self.algorithm, self.feed, self.replay, self.teach, self.uniform = algorithm, algorithm.feed, replay, teach, uniform
         f = self.feed
         self.start = max(f.start, f.length * replay.rows)
+        self.since, self.done = 0, 0  # the step at which the replay was empty, and the updates of before
         self.sampler: Uniform
         if f.whole:
             self.sampler = Episodes(replay, f.length, over_of)
@@ -38,7 +39,11 @@ class Lesson:
 
     def owed(self, step: int) -> int:
         """Updates that so many environment steps are worth."""
-        return max(0, int((step - self.start) // self.feed.every))
+        return self.done + max(0, int((step - self.since - self.start) // self.feed.every))
+
+    def restart(self, step: int) -> None:
+        """The replay is empty at this step: updates go on once it holds as much as when they began."""
+        self.since, self.done = step, self.owed(step)
 
     def tune(self, now: Now) -> None:
         if isinstance(self.sampler, Prioritised):
@@ -120,6 +125,14 @@ def cost(replay: ReplayBuffer) -> str:
     return f"The replay holds {replay.steps * replay.rows:,} steps in {size(replay.bytes)} on {replay.device}."
 
 
+def _is_part(told: Any) -> bool:
+    """Whether it has the form of what `ReplayBuffer.read` gives."""
+    parts = list(told.values())
+    if not all(isinstance(p, dict) for p in parts):
+        return False
+    return all(isinstance(x, Tensor) and x.dim() and x.layout == torch.strided for p in parts for x in p.values())
+
+
 class Segments:
     """A replay's contents beside the last checkpoint, as files that are written once and never changed:
 
@@ -154,7 +167,8 @@ class Segments:
         for begin, end in spans:
             told = checkpoint.read(self._file(begin, end), marked=False)
             skip = max(oldest - begin, 0)  # what has been overwritten since
-            replay.write(begin + skip, end, tree_map(lambda x, k=skip: x[k:], told))
+            held = {k: {d: x[skip:] for d, x in part.items()} for k, part in told.items()} if _is_part(told) else {}
+            replay.write(begin + skip, end, held)
         replay.count.fill_(count)
         self.spans = [list(s) for s in spans]
 

@@ -36,17 +36,18 @@ from shoal.ops.compiler import cores, keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, NotFiniteError, StoppedError, TerminatedError, UserError, tree_leaves, tree_map
-from shoal.training import checkpoint
+from shoal.training import checkpoint, trust
 from shoal.training.collect import Collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
 from shoal.training.lessons import Lesson, Segments, break_off, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
 from shoal.training.run import Run, slug
-from shoal.training.seeds import generator, global_seed
+from shoal.training.seeds import generator, global_seed, restore_generator
 from shoal.training.settings import Resolved, most_compiled
 from shoal.training.tally import FirstNotFinite, Means
 from shoal.training.tape import Taped, ours
+from shoal.training.validate import refuse_foreign_actions, refuse_strange
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -118,6 +119,7 @@ class Loop:
         self.began, self.limit = 0.0, math.inf  # when this run would have begun had it never stopped; seconds it may take
         self.evaluating, self.evaluation_due = False, False  # one is under way; one was abandoned
         self.restored = False
+        self.branched = False  # it goes on from another checkpoint than the last
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
@@ -187,6 +189,9 @@ class Loop:
     def laps(self, console: Display | None = None) -> Generator[None, None, None]:
         """The run, an iteration at a time: several can be driven in turn. However it ends, it leaves nothing open."""
         lock = self.folder.lock()
+        trust.sign(self.folder.path)
+        if self.branched:
+            self._leave_later()
         cut(self.folder.path, self.logs_at)
         if self.folder.settings.run["steps"] != self.config.steps:
             self.folder.set_steps(self.config.steps)
@@ -205,6 +210,8 @@ class Loop:
                 self.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
             if not self.restored or self.evaluation_due:
                 self.evaluate()
+                self.save()
+            elif self.branched:
                 self.save()
             self.tell()
             while self.step < goal and self.stopped is None:
@@ -389,12 +396,13 @@ class Loop:
 
     def save(self, numbered: bool = False) -> None:
         self.check_finite()
+        self.folder.refuse_links()
         state = self.state_dict()
         if numbered and self.resolved.save.keep:
             self._write(f"step-{self.step:012d}", state)
             checkpoint.prune(self.folder.checkpoints, self.resolved.save.keep)
         if self.replay is not None:
-            count = self.step // self.env.rows
+            count = (self.step - self.lessons[0].since) // self.env.rows
             spans = self.segments.save(self.replay, count)
             state = {**state, "replay": {"count": count, "spans": spans, "state": self.replay_state()}}
         self._write("last", state)
@@ -404,8 +412,10 @@ class Loop:
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         """A checkpoint; and where asked for each net in a file of its own, `nets/<checkpoint>/<group>.<net>.pt`."""
+        self.folder.refuse_links()
         folder = self.folder.checkpoints
         if self.resolved.save.nets:
+            (folder / "nets").mkdir(exist_ok=True)
             for a in self.learners:
                 for net, module in a.nets.items():
                     checkpoint.write(folder / "nets" / name / f"{'+'.join(a.groups)}.{net}.pt", dict(module.state_dict()))
@@ -461,31 +471,54 @@ class Loop:
             "update_noise": self.update_noise.get_state(),
             "means": self.means.state_dict(),
             "noted": {k: [x.clone() for x in xs] for k, xs in self.noted.items()},
+            "lessons": {",".join(x.algorithm.groups): {"since": x.since, "done": x.done} for x in self.lessons},
             "last_train": self.last_train,
-            "logs": self.logger.mark(),
+            "logs": self.logger.mark() if hasattr(self, "logger") else dict(self.logs_at),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], source: str = "last") -> None:
+        """Take over what a checkpoint holds, or refuse it in a sentence. Nothing is written."""
+        refuse_strange(self, state, f"{source!r} of {self.folder.path}")
         restore_players(self.players, state, str(self.folder.path))
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
         self.evaluations, self.last_train = state["evaluations"], state["last_train"]
         self.evaluation_due = state.get("evaluation_due", False)
         self.evaluation_sum.copy_(state["evaluation_sum"])
         self.collector.load_state_dict(state["collector"])
-        self.update_noise.set_state(state["update_noise"].cpu())
+        restore_generator(self.update_noise, state["update_noise"])
         self.means.load_state_dict(state["means"], self.env.device)
         self.noted = {k: list(xs) for k, xs in state["noted"].items()}
-        if self.replay is not None:
+        for x in self.lessons:
+            told = state.get("lessons", {}).get(",".join(x.algorithm.groups), {"since": 0, "done": 0})  # older files have none
+            x.since, x.done = told["since"], told["done"]
+        if self.replay is not None and self.branched:
+            for x in self.lessons:
+                x.restart(self.step)
+            most = max(x.start for x in self.lessons)
+            self.remarks.append(
+                f"The replay begins empty, as only the last checkpoint has one: {most:,} steps fill it, then learning goes on."
+            )
+        elif self.replay is not None:
             if (told := state.get("replay")) is None:
                 raise UserError(
-                    f"the last checkpoint of {self.folder.path} names no replay: only one that was saved as the last does."
+                    f"the last checkpoint of {self.folder.path} names no replay, as only one that was saved as the last does: "
+                    "go on with an empty one by --from."
                 )
             self.segments.load(self.replay, told["spans"], told["count"])
             self.load_replay_state(told["state"])
+            refuse_foreign_actions(self)
             if self.env.begun_anew is not None and self.step:
                 break_off(self.replay, self.lessons, self.env.begun_anew)
                 self.segments.spans.clear()  # what is on disk goes on as if nothing had happened: it is written anew
         self.restored, self.logs_at = True, state["logs"]
+
+    def _leave_later(self) -> None:
+        """Set aside what came after the checkpoint from which the run goes on."""
+        moved = self.folder.set_aside(self.step)
+        if "best" in moved:
+            self.best = float("-inf")
+        where = f"; {', '.join(moved)} and what else came after it is in checkpoints/left now" if moved else ""
+        self.remarks.append(f"Goes on from step {self.step:,}{where}.")
 
     def replay_state(self) -> dict[str, Any]:
         """What is known of the replay, beside its contents."""
@@ -613,15 +646,21 @@ def resume(
     quiet: bool = False,
     device: str | None = None,
     shaper: Shapers = None,
+    source: str = "last",
 ) -> Loop:
-    """The loop of a run as it was at its last checkpoint, or at its beginning where it has none yet."""
+    """The loop of a run as it was at its last checkpoint, or at its beginning where it has none yet. `source` is another
+    checkpoint to go on from: best, a step's number, or a file."""
     run = Run(path)
     resolved = run.resolve(device)
-    state = run.load("last") if (run.checkpoints / "last.pt").exists() else None
+    if source == "last" and not (run.checkpoints / "last.pt").exists():
+        run.refuse_lost()
+        state = None
+    else:
+        state = run.load(source)
     expected = slug(run.settings.env), slug(run.settings.algo)
     if state is not None and (state["env"], state["algo"]) != expected:
         raise UserError(
-            f"the last checkpoint of {path} is of {state['algo']} on {state['env']}, and the run is of "
+            f"the checkpoint {source!r} of {path} is of {state['algo']} on {state['env']}, and the run is of "
             f"{expected[1]} on {expected[0]}."
         )
     done = state["step"] if state else 0
@@ -634,7 +673,9 @@ def resume(
     if state is None:
         return begin(run, resolved, hooks, shaper)
     loop = Loop(resolved, hooks, run, shaper)
-    loop.load_state_dict(state)
+    loop.branched = source != "last"
+    loop.remarks += checkpoint.age_of(run.find(source))
+    loop.load_state_dict(state, source)
     return loop
 
 

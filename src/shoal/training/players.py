@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
 from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
-from shoal.training import checkpoint
+from shoal.training import checkpoint, trust
 from shoal.training.collect import Players
 from shoal.training.run import Run
 from shoal.training.seeds import generator
@@ -78,6 +79,13 @@ def record(players: Players) -> dict[str, dict[str, Any]]:
     }
 
 
+def trusted(words: Iterable[str | Path], team: dict[str, str] | None = None) -> None:
+    """Trust the code of the runs among these words."""
+    for word in (*words, *(team or {}).values()):
+        if _is_run(str(word)) and (Path(word) / "config.json").is_file():
+            trust.accept(Run(word).path)
+
+
 def _is_run(who: str) -> bool:
     return who not in catalog("algos") and os.path.isdir(who)
 
@@ -105,6 +113,7 @@ def _make(
 def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device) -> Algorithm:
     """Who played these groups of a run; it may have been made for more than it played."""
     player = run.settings.players[groups[0]]
+    trust.require(run.path, player)  # no environment is run
     alike = spec.common or run.settings.run.get("reward", "own") != "own"
     spec = dataclasses.replace(spec, common=player.get("common", alike))  # as it was paid then
     settings = Settings(player["id"], run.settings.env, players=dict.fromkeys(player.get("bound", groups), player))
@@ -147,6 +156,7 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
         raise UserError(f"the run {run.path} learnt {', '.join(made_for)} as one, and {', '.join(missing)} is not here.")
     policy = _recorded(run, spec, groups, device)
     restore(policy, read_policy(run, which), str(run.path))
+    trust.sign(run.path)
     policy.learns, policy.groups = False, (group,)  # type: ignore[misc]
     return policy.eval()
 
@@ -172,13 +182,18 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
     key = ",".join(algorithm.groups)
     theirs = state["algorithms"].get(key)
     if theirs is None:
-        raise UserError(f"the checkpoint of {source} has no group {key!r}: it has {', '.join(state['algorithms'])}.")
+        have = ", ".join(map(str, state["algorithms"]))
+        raise UserError(f"the checkpoint of {source} has no group {key!r}: it has {have}.")
     mine = algorithm.state_dict()
+    if not isinstance(theirs, dict):
+        raise UserError(f"the checkpoint of {source} holds no weights for the group {key!r}.")
     theirs = {**theirs, **{k: x for k, x in mine.items() if k.startswith(leave)}} if leave else theirs
     problems = checkpoint.misfits(mine, theirs)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(f"the checkpoint of {source} does not fit the group {key!r}: {problems[0]}{more}.")
+    if not all(bool(x.isfinite().all()) for x in theirs.values()):
+        raise UserError(f"the checkpoint of {source} holds weights of the group {key!r} that are not finite.")
     algorithm.load_state_dict(theirs)
 
 

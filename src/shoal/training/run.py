@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -22,24 +23,30 @@ import numpy as np
 import torch
 
 import shoal
+from shoal import files
 from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion
 from shoal.log.logger import read_metrics
 from shoal.spec import EnvSpec, UserError, spec_data, spec_of
-from shoal.training import checkpoint
+from shoal.training import checkpoint, trust
 from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
 
+OWN_FILES = ("config.json", "metrics.jsonl", "metrics.csv", "train.log", "signature", ".lock")
+LEFT = "left"  # the folder of checkpoints that came after the one from which a run goes on
 WORLDS = ["gymnasium", "pettingzoo", "Box2D", "gfootball", "mpe2", "lbforaging", "rware", "vmas", "envpool"]
 
 
 class Run:
-    """A run's folder. `Run(path)` opens one that exists."""
+    """A run's folder. `Run(path)` opens one that exists, and runs nothing; `resolve` runs its code, where that is trusted."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = named(path)
         if not os.path.isfile(self.path / "config.json"):  # which is false, and no error, of names that no system takes
             raise UserError(f"{str(path)!r} is no run: there is no config.json in it; `shoal runs` lists those under runs/.")
         self.recorded = Settings.from_json(self.path / "config.json")  # as they were asked for: a user's files where they lay
+        for group, player in self.recorded.players.items():
+            if not _is_player(group, player, self.recorded.players):
+                raise UserError(f"{self.path / 'config.json'} does not say who played {group!r} in the form that a run's has.")
         self.settings = self._with_own_code(self.recorded)
 
     def __repr__(self) -> str:
@@ -57,6 +64,7 @@ class Run:
         return [line for line in self.metrics if line["kind"] == "eval"]
 
     def resolve(self, device: str | None = None) -> Resolved:
+        trust.require(self.path)
         return resolve(self.settings, device)
 
     @cached_property
@@ -99,21 +107,62 @@ class Run:
     def set_steps(self, steps: int) -> None:
         """A new total, for those who go on after us."""
         settings = Settings.from_json(self.path / "config.json")
-        aside = self.path / "config.json.part"
-        aside.write_text(dataclasses.replace(settings, run={**settings.run, "steps": steps}).to_json())
-        aside.replace(self.path / "config.json")
+        changed = dataclasses.replace(settings, run={**settings.run, "steps": steps})
+        files.write_text(self.path / "config.json", changed.to_json())
 
     def load(self, which: str = "last") -> dict[str, Any]:
-        """A checkpoint by name: last, best or a step's number."""
-        name = which if which in ("last", "best") else f"step-{int(which):012d}" if which.isdecimal() else which
-        path = self.checkpoints / f"{name}.pt"
-        if not os.path.exists(path):
-            have = ", ".join(sorted(p.stem for p in self.checkpoints.glob("*.pt"))) or "none"
-            raise UserError(f"the run {self.path} has no checkpoint {which!r}; it has {have}.")
-        return checkpoint.read(path)
+        return checkpoint.read(self.find(which))
+
+    def find(self, which: str) -> Path:
+        """The file of a checkpoint: last, best, a step's number, or a file by its path."""
+        name = f"step-{int(which):012d}" if which.isdecimal() and len(which) < 19 else which
+        path = Path(which) if which.endswith(".pt") else self.checkpoints / f"{name}.pt"
+        if os.path.exists(path):
+            return path
+        raise UserError(f"the run {self.path} has no checkpoint {which!r}; it has {self._have}.")
+
+    @property
+    def _have(self) -> str:
+        return ", ".join(sorted(p.stem for p in self.checkpoints.glob("*.pt"))) or "none"
+
+    def refuse_lost(self) -> None:
+        """Refuse a run that lost its last checkpoint. One that was killed before it had any, at step 0, has lost nothing."""
+        found = [p for pattern in ("*.pt", "replay/*.pt", f"{LEFT}/*.pt") for p in self.checkpoints.glob(pattern)]
+        path, lines = self.path / "metrics.jsonl", self.metrics
+        whole = files.read_text(path, "replace").count("\n") if path.exists() else 0
+        begun = whole > len(lines) or any(line["step"] for line in lines)
+        if not begun and (not found or ([p.name for p in found] == ["best.pt"] and not checkpoint.read(found[0])["step"])):
+            return
+        other = "" if self._have == "none" else f" with `shoal resume {shlex.quote(str(self.path))} --from best|STEP|FILE`"
+        raise UserError(
+            f"the run {self.path} has been trained, and its checkpoints/last.pt is missing: go on from another checkpoint"
+            f"{other}; it has {self._have}."
+        )
+
+    def set_aside(self, step: int) -> list[str]:
+        """Move the last checkpoint, and what else is of after this step, into checkpoints/left/: for a run that goes on from
+        there. Without a last checkpoint nobody takes it for one that can simply be resumed."""
+        moved = []
+        for path in sorted(self.checkpoints.glob("*.pt")):
+            if path.name == "last.pt" or _step_of(path) > step:
+                (self.checkpoints / LEFT).mkdir(exist_ok=True)
+                path.replace(self.checkpoints / LEFT / path.name)
+                shutil.rmtree(self.checkpoints / "nets" / path.stem, ignore_errors=True)
+                moved.append(path.stem)
+        return moved
+
+    def refuse_links(self) -> None:
+        """Before anything is written or deleted: it would be elsewhere. W&B has links of its own, and looks after them."""
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"its folder {self.path} is gone")
+        files.refuse_links(self.path, leave=("wandb",))
+        for path in (self.path / name for name in OWN_FILES):
+            if what := files.odd_kind(path):
+                raise UserError(f"{path} is {what}, and a file is written there: move it away.")
 
     def lock(self) -> TextIO:
         """Held while a process writes to the run; a second one is refused."""
+        self.refuse_links()
         f = (self.path / ".lock").open("w")
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,9 +192,42 @@ class Run:
             for id in (absolute(i) for i in ids if i.endswith(".py")):
                 (folder / "code" / kind / code_name(id)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(id, folder / "code" / kind / code_name(id))
-        (folder / "versions.json").write_text(json.dumps(versions(resolved), indent=2) + "\n")
-        (folder / "config.json").write_text(record.to_json())  # last: with it the folder is a run
+        files.write_text(folder / "versions.json", json.dumps(versions(resolved), indent=2) + "\n")
+        files.write_text(folder / "config.json", record.to_json())  # last: with it the folder is a run
+        trust.sign(folder, made=True)
         return Run(folder)
+
+
+def named(path: str | Path) -> Path:
+    """A run's folder as it was named. Nothing at all would mean the folder one is in."""
+    if isinstance(path, str) and not path.strip():
+        raise UserError("the name of the run is empty: give its folder; `shoal runs` lists those under runs/.")
+    return Path(path)
+
+
+def _is_player(group: str, player: dict[str, Any], groups: dict[str, Any]) -> bool:
+    """Whether it is what `players.record` writes of one; older runs have less."""
+    bound = player.get("bound", [])
+    return (
+        isinstance(player.get("id"), str)
+        and isinstance(player.get("learns"), bool)
+        and isinstance(bound, list)
+        and all(isinstance(g, str) and g in groups for g in bound)
+        and ("bound" not in player or group in bound)
+        and all(isinstance(player.get(k, {}), dict) for k in ("algo", "net"))
+        and isinstance(player.get("common", False), bool)
+    )
+
+
+def _step_of(path: Path) -> float:
+    """A checkpoint's step, by its name or else by what is in it; one that cannot be read may be of any."""
+    digits = path.stem.removeprefix("step-")
+    if digits.isdecimal():
+        return int(digits)
+    try:
+        return checkpoint.read(path)["step"]
+    except UserError:
+        return math.inf
 
 
 def recorded_world(env: Environment) -> dict[str, Any]:

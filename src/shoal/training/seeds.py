@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from shoal.spec import UserError
+
 
 def seed_of(seed: int, *path: str | int) -> int:
     """The seed at a path of the tree: the same on every machine, and unlike that of any other path."""
@@ -26,3 +28,10 @@ def global_seed(seed: int, *path: str | int, device: torch.device) -> Iterator[N
 
 def generator(seed: int, *path: str | int, device: str | torch.device = "cpu") -> torch.Generator:
     return torch.Generator(device=device).manual_seed(seed_of(seed, *path))
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    try:
+        generator.set_state(state.cpu())
+    except RuntimeError:
+        raise UserError("the checkpoint is damaged: the state of a generator in it is none.") from None

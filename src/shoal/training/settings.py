@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from shoal import files
 from shoal.flags import Flag, build, flags_of, parse_span, refuse_huge
 from shoal.ids import Entry, find, near
 from shoal.log.logger import LogConfig
@@ -103,7 +104,9 @@ class Settings:
     @staticmethod
     def from_json(path: Path) -> Settings:
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(files.read_text(path))
+        except UserError:
+            raise
         except OSError:
             raise UserError(f"there is no file {path}.") from None
         except (ValueError, RecursionError) as e:  # no JSON, no text, a number of thousands of digits, brackets in brackets

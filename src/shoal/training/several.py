@@ -34,7 +34,7 @@ from shoal.ops import native
 from shoal.ops.compiler import cores
 from shoal.spec import UserError
 from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
-from shoal.training.run import Run, refuse_taken, slug
+from shoal.training.run import Run, named, refuse_taken, slug
 from shoal.training.settings import RunConfig, Settings
 
 LOOK = 0.5  # seconds between two looks at whether a process that says nothing is there still
@@ -103,11 +103,25 @@ def branch(settings: Settings, config: RunConfig) -> list[Settings]:
 
 def runs_in(path: str | Path, deep: bool = False) -> list[Run]:
     """The run that a path names, or else those in the folder; with `deep`, at any depth."""
-    path = Path(path)
+    return found_in(path, deep)[0]
+
+
+def found_in(path: str | Path, deep: bool = False, skip: bool = False) -> tuple[list[Run], list[UserError]]:
+    """The run that a path names, or else those in the folder; with `deep`, at any depth. And of those what is wrong that cannot
+    be read, where such are to be skipped."""
+    path = named(path)
     if os.path.isfile(path / "config.json") or not os.path.isdir(path):
-        return [Run(path)]
-    found = sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural)
-    return [Run(c.parent) for c in found] or [Run(path)]  # which says that it is none
+        return [Run(path)], []
+    runs: list[Run] = []
+    bad: list[UserError] = []
+    for config in sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural):
+        try:
+            runs.append(Run(config.parent))
+        except UserError as e:
+            if not skip:
+                raise
+            bad.append(e)
+    return (runs, bad) if runs or bad else ([Run(path)], [])  # which says that it is none
 
 
 def _natural(path: Path) -> list[str | int]:
@@ -189,6 +203,7 @@ class Job:
     fresh: bool  # a run that begins, with all that its config.json asks; else one that is resumed
     steps: int | None = None
     device: str | None = None
+    source: str = "last"  # the checkpoint to go on from
 
 
 class Child:
@@ -196,6 +211,7 @@ class Child:
 
     def __init__(self, job: Job):
         self.job, self.rest, self.told = job, b"", False
+        self.run = Run(job.folder)  # now: somebody may delete it meanwhile
         self.end: dict[str, Any] | None = None
         self.pipe, theirs = os.pipe()
         try:
@@ -232,11 +248,10 @@ class Child:
         status = self.process.wait()
         os.close(self.pipe)
         board.leave(self.job.seed)
-        run = Run(self.job.folder)
         if self.end is not None:
-            return Ended(self.job.seed, run, **self.end)
+            return Ended(self.job.seed, self.run, **self.end)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Ended(self.job.seed, run, board.steps[self.job.seed], 0.0, None, f"its process {how}.")
+        return Ended(self.job.seed, self.run, board.steps[self.job.seed], 0.0, None, f"its process {how}.")
 
 
 def run_apart(jobs: Sequence[Job], board: Board, most: int) -> list[Ended]:

@@ -1,0 +1,136 @@
+"""Whose code a run brings along. Files under code/ and names of objects to import are Python that `eval`, `watch`, `resume` and
+others run; so they are run only where this user made the run, or has said that it is to be trusted.
+
+A run's code is signed when the run is made: `signature` in its folder is a keyed hash (HMAC-SHA256) over the names and contents
+of all files under code/ and over the names of own objects in config.json. The key is 32 random bytes in the user's own config
+folder (`$XDG_CONFIG_HOME/shoal/key`, else `~/.config/shoal/key`). A run without code of its own needs no signature, and
+looking at a run (lists, plots) asks for none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shoal import files
+from shoal.spec import UserError
+
+KEY_BYTES = 32
+NAMED = ("algo", "env", "sections", "groups", "team", "players")  # where a config.json may name objects of one's own
+PLAIN = ("exponential:", "kl:", "python:")  # what else has a colon: schedules, and functions that are handed over
+ACCEPTED: set[bytes] = set()  # what this process was told to trust
+
+
+def names_in(values: Any) -> set[str]:
+    """Words that stand for a user's own code: files, and objects to import (package.module:Name, gymnasium's module:Id-v0)."""
+    if isinstance(values, dict):
+        return {name for v in values.values() for name in names_in(v)}
+    if isinstance(values, list | tuple):
+        return {name for v in values for name in names_in(v)}
+    own = isinstance(values, str) and (":" in values or values.endswith(".py")) and not values.startswith(PLAIN)
+    return {values} if own else set()
+
+
+def code_of(run: Path) -> tuple[dict[str, str], list[str]]:
+    """The files under a run's code/, with their hashes, and the own objects that its config.json names."""
+    if (run / "code").is_symlink():
+        raise UserError(f"{run / 'code'} is a symbolic link, and a run's code is in its own folder.")
+    files.refuse_links(run / "code")
+    found = sorted(p for p in (run / "code").rglob("*") if p.is_file())
+    config = json.loads(files.read_text(run / "config.json"))
+    return (
+        {p.relative_to(run).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in found},
+        sorted(names_in({k: config.get(k) for k in NAMED})),
+    )
+
+
+def require(run: Path, part: Any = None) -> None:
+    """Refuse a run whose code is neither this user's nor trusted. `part`: of its settings, where no more of it is run."""
+    if part is not None and not names_in(part):
+        return
+    held, names = code_of(run)
+    if not held and not names:
+        return
+    told = run / "signature"
+    text = files.read_text(told, "replace").strip() if told.exists() else ""
+    if _digest(held, names) in ACCEPTED or hmac.compare_digest(text.encode(), _signature(held, names).encode()):
+        return
+    brings = [*held, *(f"{n} (named in config.json)" for n in names if not n.endswith(".py") or not held)]
+    how = "has been changed since it was signed" if text else "was not made here by you"
+    what = ", ".join(brings)
+    raise UserError(
+        f"the run {run} brings code along that {how}, and none was run: {what}; read it, and trust it with --trust."
+    )
+
+
+def accept(run: Path) -> None:
+    """Trust a run's code as it is now, in this process."""
+    ACCEPTED.add(_digest(*code_of(run)))
+
+
+def sign(run: Path, made: bool = False) -> None:
+    """Sign a run's code as this user's, who `made` it or has accepted it; where nothing can be written it stays as it is."""
+    held, names = code_of(run)
+    if not (held or names) or not (made or _digest(held, names) in ACCEPTED):
+        return
+    text = _signature(held, names) + "\n"
+    told = run / "signature"
+    with suppress(OSError):
+        if files.odd_kind(told, follow=False) is None and (not told.exists() or files.read_text(told, "replace") != text):
+            files.write_text(told, text)
+
+
+def _digest(held: dict[str, str], names: list[str]) -> bytes:
+    return hashlib.sha256(json.dumps([held, names], sort_keys=True).encode()).digest()
+
+
+def _signature(held: dict[str, str], names: list[str]) -> str:
+    return hmac.new(_key(str(_home())), _digest(held, names), "sha256").hexdigest()
+
+
+def _home() -> Path:
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(given) if given.startswith("/") else Path(os.path.expanduser("~")) / ".config"
+
+
+@cache
+def _key(home: str) -> bytes:
+    """This user's key, made where there is none. A home that cannot be written has one among the temporary files."""
+    places = [Path(home) / "shoal", Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"]
+    for place in places:
+        try:
+            return _key_in(place)
+        except OSError:
+            continue
+    raise UserError(f"no key to sign a run's code with can be kept in {places[0]} or {places[1]}: make one of them writable.")
+
+
+def _key_in(folder: Path) -> bytes:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "key"
+    if not path.exists():
+        aside = folder / f"key.{secrets.token_hex(8)}"
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+                f.write(secrets.token_bytes(KEY_BYTES))
+            with suppress(FileExistsError):  # somebody else was first: theirs is taken
+                os.link(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    if path.is_symlink() or path.stat().st_uid != os.getuid() or folder.stat().st_uid != os.getuid():
+        raise OSError(f"{path} is another user's")
+    with files.reading(path) as f:
+        key = f.read()
+    if len(key) != KEY_BYTES:
+        raise UserError(
+            f"{path} is no key, which has {KEY_BYTES} bytes: remove it; runs with code are then trusted with --trust."
+        )
+    return key

@@ -1,0 +1,195 @@
+"""Code that a run brings along is run only where this user made the run, or trusts it."""
+
+import json
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.cli import main
+from shoal.spec import UserError
+from shoal.training import trust
+from shoal.training.run import Run
+
+QUICK = {"envs": 4, "quiet": True, "eval": {"episodes": 2}, "log": {"tensorboard": False}}
+ALGO = '''"""Says that it was run."""
+from pathlib import Path
+
+from shoal.algos.random import Random
+
+Path(__file__).parents[3].joinpath("ran").touch() if SPY else None
+
+
+class Mine(Random):
+    pass
+'''
+TEAM = ("simple_tag", "adversary")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of somebody else's, with an algorithm of its own that leaves a mark where it is run."""
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "mine.py").write_text(ALGO.replace("SPY", "False"))
+    run = shoal.train(str(folder / "mine.py"), "probe_copy", steps=80, out=folder / "r", **QUICK)
+    return run.path
+
+
+@pytest.fixture
+def sent(made, tmp_path):
+    """It came in the post: signed by nobody here, and its code was changed on the way."""
+    run = Path(shutil.copytree(made, tmp_path / "sent"))
+    (run / "signature").unlink()
+    (copy,) = run.glob("code/algos/*/mine.py")
+    copy.write_text(ALGO.replace("SPY", "True"))
+    trust.ACCEPTED.clear()
+    return run
+
+
+def ran(run):
+    return bool(list(run.rglob("ran")))
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def refused(capsys, *words):
+    assert main([*map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"shoal: [^\n]+\.\n", err)
+    return err
+
+
+def verbs(run, tmp_path):
+    short = ["--steps", 80, "--envs", 4, "--quiet", "--out", tmp_path / "new"]
+    return {
+        "resume": ["resume", run, "--steps", 160],
+        "eval": ["eval", run, "--episodes", 2],
+        "watch": ["watch", run, "--episodes", 1],
+        "team": ["train", "random", "probe_copy", "--team.agents", run, *short],
+        "eval team": ["eval", run.parent / "other", "--team.agents", run, "--episodes", 2],
+        "config": ["train", "--config", run, *short],
+        "config file": ["train", "random", "probe_copy", "--config", run / "config.json", *short],
+    }
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "watch", "team", "eval team", "config", "config file"])
+def test_what_somebody_sent_is_not_run(capsys, sent, tmp_path, verb):
+    shoal.train("random", "probe_copy", steps=40, out=tmp_path / "other", **QUICK)
+    before = contents(tmp_path)
+    err = refused(capsys, *verbs(sent, tmp_path)[verb])
+    assert "mine.py" in err
+    assert "--trust" in err
+    assert not ran(sent)
+    assert contents(tmp_path) == before
+
+
+def test_nor_from_python(sent):
+    for use in (shoal.load, shoal.evaluate, lambda run: shoal.resume(run, quiet=True), lambda run: Run(run).resolve()):
+        with pytest.raises(UserError, match="--trust"):
+            use(sent)
+    assert not ran(sent)
+
+
+def test_lists_and_plots_run_nothing_and_ask_nothing(capsys, sent, tmp_path):
+    assert main(["runs", str(tmp_path)]) == 0
+    assert main(["plot", str(sent), "--out", str(tmp_path / "x.png")]) == 0
+    Run(sent).evaluations()
+    assert not ran(sent)
+    assert not (sent / "signature").exists()
+
+
+def test_trust_is_given_once(capsys, sent):
+    assert main(["eval", str(sent), "--episodes", "2", "--trust"]) == 0
+    (mark,) = sent.rglob("ran")
+    mark.unlink()
+    trust.ACCEPTED.clear()  # another process
+    assert main(["eval", str(sent), "--episodes", "2"]) == 0
+    assert main(["resume", str(sent), "--steps", "160", "--quiet"]) == 0
+    (copy,) = sent.glob("code/algos/*/mine.py")
+    copy.write_text(ALGO.replace("SPY", "True") + "\n# changed\n")
+    capsys.readouterr()
+    assert "has been changed" in refused(capsys, "eval", sent, "--episodes", "2")
+
+
+@pytest.mark.parametrize("how", [shoal.evaluate, shoal.load])
+def test_trust_from_python(sent, how):
+    how(sent, trust=True)
+    trust.ACCEPTED.clear()
+    how(sent)
+
+
+def test_where_it_is_refused_for_something_else_nothing_is_signed(capsys, sent):
+    (sent / "checkpoints" / "last.pt").write_bytes(b"x")
+    before = contents(sent)
+    assert "damaged" in refused(capsys, "resume", sent, "--steps", "160", "--trust")
+    for p in sent.rglob("ran"):
+        p.unlink()
+    assert contents(sent) == before
+
+
+def test_a_run_made_here_goes_on_wherever_it_lies(made, tmp_path):
+    run = Path(shutil.copytree(made, tmp_path / "moved"))
+    trust.ACCEPTED.clear()
+    shoal.evaluate(run, 2)
+    assert not list(run.rglob("__pycache__"))
+    shoal.resume(run, steps=160, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(env="/tmp/evil.py:Name"),
+        lambda c: c.update(env="evil:Name"),
+        lambda c: c.update(env="gymnasium/evil:Name-v0"),
+        lambda c: c["sections"].setdefault("net", {}).update(module="evil:Name"),
+        lambda c: c["players"]["agents"].update(id="/tmp/evil.py"),
+        lambda c: c["players"]["agents"]["net"].update(module="evil:Name"),
+    ],
+)
+def test_a_config_that_names_what_lies_elsewhere_is_code_too(capsys, tmp_path, monkeypatch, change):
+    run = shoal.train("ippo", "probe_copy", steps=80, out=tmp_path / "r", **QUICK).path
+    assert not (run / "signature").exists()
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    change(config)
+    (run / "config.json").write_text(json.dumps(config).replace("/tmp/evil.py", str(tmp_path / "evil.py")))
+    for verb in ("eval", "resume"):
+        assert "evil" in refused(capsys, verb, run)
+    assert not ran(tmp_path)
+
+
+def test_a_link_in_the_code_is_refused(capsys, made, tmp_path):
+    run = Path(shutil.copytree(made, tmp_path / "r"))
+    (run / "code" / "algos").rename(tmp_path / "theirs")
+    (run / "code" / "algos").symlink_to(tmp_path / "theirs")
+    assert "a symbolic link" in refused(capsys, "eval", run, "--trust")
+
+
+def test_the_key_is_this_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    key = trust._key(str(trust._home()))
+    path = tmp_path / "shoal" / "key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(key) == 32
+    trust._key.cache_clear()
+    assert trust._key(str(trust._home())) == key
+    assert os.listdir(path.parent) == ["key"]
+    path.write_bytes(b"short")
+    trust._key.cache_clear()
+    with pytest.raises(UserError, match="is no key"):
+        trust._key(str(trust._home()))
+
+
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setattr(trust.tempfile, "gettempdir", lambda: str(tmp_path))
+    key = trust._key(str(tmp_path / "home"))
+    assert (tmp_path / f"shoal-{os.getuid()}" / "key").read_bytes() == key
