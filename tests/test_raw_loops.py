@@ -501,7 +501,8 @@ def test_a_native_world_is_played_as_its_library_has_it(tmp_path, env, team, net
 @pytest.mark.parametrize("actions", ["continuous", "discrete"])
 def test_vmas_takes_a_list_of_tensors_and_gives_one(tmp_path, actions):
     pytest.importorskip("vmas")
-    run = shoal.train("ippo", "vmas/balance", env={"actions": actions}, out=tmp_path / "r", algo={"rollout": 5}, **QUICK)
+    quick = {**QUICK, "steps": 20, "eval": {"every": 0}}
+    run = shoal.train("ippo", "vmas/balance", env={"actions": actions}, out=tmp_path / "r", algo={"rollout": 5}, **quick)
     policy = shoal.load(run)
     inner = importlib.import_module("vmas").make_env("balance", num_envs=3, continuous_actions=actions == "continuous", seed=0)
     seen, memory = inner.reset(), None

@@ -118,7 +118,7 @@ def test_a_fused_step_is_the_step(name: str) -> None:
 
 
 def test_every_native_world_is_in_one_list_or_the_other() -> None:
-    assert len(NATIVE) == 25
+    assert len(NATIVE) == 26
     for name in TOO_LARGE:
         world = catalog("envs")[name].load()(rows=ROWS)
         assert "too large for one kernel" in str(world.fuse())
