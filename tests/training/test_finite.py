@@ -300,7 +300,7 @@ def test_looking_changes_no_number(worlds: dict[str, str]) -> None:
     batch.pays["agents"].reward[2, 3, 0] = -torch.inf
     batch.pays["agents"].reward[3, 1, 1] = torch.nan
     assert loop.not_finite is not None
-    loop.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, torch.arange(100, 116, 4))
+    loop.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, torch.arange(100, 116, 4, device=loop.env.device))
     found = loop.not_finite.found()
     assert str(found) == "the reward of a_0 in row 3 is not finite at step 108"
     assert isinstance(found, UserError)
