@@ -114,6 +114,18 @@ class Masked(Small):
         return action * self.seen[action - 2]
 
 
+class Shown(Masked):
+    """Legal choices are in the observation."""
+
+    observation_space = spaces.Dict(observation=spaces.Box(-1, 1, (4,)), action_mask=spaces.MultiBinary(4))
+
+    def look(self):
+        return {"observation": super().look(), "action_mask": self.legal}
+
+    def info(self):
+        return {}
+
+
 class Lives(ParallelEnv):
     """Agents die, by what they see, and others come; masks are in the observation; the agents' names are numbers."""
 
@@ -257,6 +269,7 @@ CASES = {
     "camera": Case("ppo", "Camera", gym_loop),
     "stacked": Case("ppo", "Camera", gym_loop, config={"grey": True, "resize": 8, "stack": 3}),
     "info masks": Case("ddqn", "Masked", gym_loop),
+    "shown masks": Case("ppo", "Shown", gym_loop),
     "lives": Case("ippo", "Lives", parallel_loop, net=GRU),
     "spread": Case("mappo", "mpe2/simple_spread_v3", parallel_loop, of_package("mpe2.simple_spread_v3", "parallel_env")),
     "connect four": Case("ippo", f"pettingzoo/{FOUR}", turns_loop, of_package(f"pettingzoo.{FOUR}", "env"), net=GRU),
@@ -451,6 +464,68 @@ def test_a_space_comes_back_from_json_as_it_was():
     assert one.space == other.space
     action = np.array([0.25, -0.5, 2.0, -2.0], np.float32)
     assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(one.read(action), other.read(action), strict=True))
+
+
+# --- what an environment's loop may hand over ---
+
+
+def test_who_has_waited_through_an_episodes_end_begins_anew(tmp_path):
+    """`start` is said once, with whoever moves first."""
+    policy = shoal.load(shoal.train("mappo", "probe_turns", net=GRU, algo={"rollout": 10}, out=tmp_path / "r", **QUICK))
+    one, other = policy.spec["agents"].agents[:2]
+    seen = np.full(policy.spec["agents"].obs, 0.7, np.float32)
+    _, memory = policy.act({other: seen}, policy.act({one: seen})[1])
+    _, fresh = policy.act({other: seen}, policy.act({one: seen})[1])
+    _, again = policy.act({other: seen}, policy.act({one: seen}, memory, start=True)[1])
+    hidden = [m.state["agents"]["actor"]["hidden"][0, 1] for m in (memory, fresh, again)]
+    assert torch.equal(hidden[1], hidden[2])
+
+
+def test_infos_may_say_more_than_of_agents(done):
+    policy, (living, infos, _, action) = done["lives"].policy, done["lives"].played.calls[0]
+    assert policy.act(living, None, {**infos, "__common__": {}})[0] == action
+    policy, (seen, _, _, action) = done["foraging"].policy, done["foraging"].played.calls[0]
+    assert policy.act(seen, None, {"episode": 3})[0] == action
+
+
+def test_masks_of_several_choices_are_one_each(tmp_path):
+    policy = shoal.load(
+        shoal.train("ppo", "probe_illegal", env={"actions": "multi"}, out=tmp_path / "r", algo={"rollout": 5}, **QUICK)
+    )
+    (g,) = policy.spec.groups
+    seen = {a: np.zeros(g.obs, np.float32) for a in g.agents}
+    for choice in np.ndindex(*g.action.sizes):
+        masks = {a: tuple(np.arange(n) == c for n, c in zip(g.action.sizes, choice, strict=True)) for a in g.agents}
+        assert all(tuple(x) == choice for x in policy.act(seen, masks=masks)[0].values())
+    many = {a: np.zeros((3, *g.obs), np.float32) for a in g.agents}
+    with pytest.raises(UserError, match="is not one for each of 3 worlds"):
+        policy.act(many, masks={a: np.ones((2, sum(g.action.sizes))) for a in g.agents})
+
+
+def test_tensors_in_and_tensors_out(done):
+    policy = done["foraging"].policy
+    actions, _ = policy.act(torch.zeros(2, *policy.spec["agents"].obs))
+    assert isinstance(actions, torch.Tensor)
+    assert actions.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("start", (5.5,), r"is 5.5: this policy takes Discrete\(5 to 7\)"),
+        ("start", (8,), r"is 8: this policy takes Discrete\(5 to 7\)"),
+        ("start", (5, {"hidden": 3}), "memory is a dict: it takes what `act` gave back"),
+        ("cartpole", ([0.0, np.nan, 0.0, 0.0],), "the observation of 'agent_0' holds a number that is not finite"),
+    ],
+)
+def test_what_no_environment_gives_is_a_sentence(done, name, given, words):
+    with pytest.raises(UserError, match=words):
+        done[name].policy.act(*given)
+
+
+def test_whole_numbers_are_choices_whatever_their_type(done):
+    policy = done["start"].policy
+    assert policy.act(5.0)[0] == policy.act(torch.tensor(5))[0] == policy.act(5)[0]
 
 
 # --- drawing ---

@@ -17,7 +17,7 @@ from shoal.flags import build
 from shoal.ids import id_of
 from shoal.log.console import Board
 from shoal.policy import Policy
-from shoal.spec import UserError
+from shoal.spec import NotFiniteError, UserError
 from shoal.tools.check import CheckOptions, Report
 from shoal.tools.check import check as look_over
 from shoal.training import several
@@ -26,7 +26,7 @@ from shoal.training.evaluate import evaluate as play_episodes
 from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
 from shoal.training.loop import resume as resume_loop
 from shoal.training.players import frozen_players, policy_name, record, trusted
-from shoal.training.run import Run
+from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
@@ -331,9 +331,13 @@ def evaluate(
     rows, each = rows_for(episodes, resolved.env_entry.load().widest)
     env = resolved.make_env(rows)
     players = frozen_players(run, env.spec, env.device, checkpoint, team)
+    if longest is not None and longest < 1:
+        raise UserError(f"--longest is {longest}: it is a number of steps, at least 1.")
     seed, longest = (resolved.run.seed if seed is None else seed) + 1_000_003, longest or resolved.eval.longest
     try:
         return play_episodes(env, players, each, seed, sampled, longest=longest)
+    except NotFiniteError as e:
+        raise UserError(f"{slug(run.recorded.env)} gave a number that is not finite: {e}.") from None
     finally:
         env.close()
 

@@ -309,8 +309,6 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
     from shoal.training.checkpoint import age_of
     from shoal.training.players import policy_name
 
-    if options.longest is not None and options.longest < 1:
-        raise UserError(f"--longest is {options.longest}: it is a number of steps, at least 1.")
     how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
     episodes = api.evaluate(run, *how_to, options.trust)
     rows = summary(episodes)

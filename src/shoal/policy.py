@@ -3,8 +3,8 @@
     policy = shoal.load("runs/simple_spread/mappo/...")
     print(policy)                                       # who plays what: what each agent sees and does
     memory = None                                       # an episode begins
-    while world.agents:
-        actions, memory = policy.act(observations, memory, infos)
+    while world.agents:                                 # whoever has just died sees something once more: leave them out
+        actions, memory = policy.act({a: observations[a] for a in world.agents}, memory, infos)
         observations, rewards, terminations, truncations, infos = world.step(actions)
 
 Observations and actions are exactly those of the environment's own loop: its numbering (`Discrete(3, start=1)`), shapes, names,
@@ -105,7 +105,11 @@ class Policy:
     ) -> tuple[Any, Memory]:
         """Actions for the agents that `observations` speaks of, in the same form, and the memory to pass back in."""
         given, answer = self._by_agent(observations)
-        infos, masks = (self._by_agent(x)[0] if x is not None else {} for x in (infos, masks))
+        infos, masks = self._infos(infos), {} if masks is None else self._by_agent(masks)[0]
+        if memory is not None and not isinstance(memory, Memory):
+            raise UserError(
+                f"memory is a {type(memory).__name__}: it takes what `act` gave back, or none where an episode begins."
+            )
         seen = {a: _arrays(self.seats[a].sees, x, f"the observation of {a!r}") for a, x in given.items()}
         rows, batch = self._rows(seen)
         if memory is None:
@@ -114,11 +118,13 @@ class Policy:
         if (had := len(next(iter(memory.present.values())))) != rows:
             raise UserError(f"the memory is of {had} worlds, and the observations are of {rows}: begin with memory none.")
         there = self._there(seen, rows, alive)
-        begins = False if start is None else self._flags(start, rows)
-        new = {g: x & (~memory.present[g] | begins) for g, x in there.items()}
+        begins = self._flags(False if start is None else start, rows)
+        before = {g: x & ~begins for g, x in memory.present.items()}
+        new = {g: x & ~before[g] for g, x in there.items()}
         obs, pictures = self._observed(seen, batch, there, new, memory)
-        legal = {g.name: self._legal(g, seen, batch, there[g.name], infos, masks) for g in self.spec.groups}
-        present = {g: x | memory.present[g] if self.spec.turns else x for g, x in there.items()}  # who waits is not gone
+        worlds = rows if batch else None
+        legal = {g.name: self._legal(g, seen, worlds, there[g.name], infos, masks) for g in self.spec.groups}
+        present = {g: x | before[g] if self.spec.turns else x for g, x in there.items()}  # who waits is not gone
         frame = Frame({g: View(obs[g], present[g], x, new[g], legal[g]) for g, x in there.items()})
         noise = self.players.noise(self.generator, rows)
         chosen, state, _ = self.players.act(frame, memory.state, noise, explore=sampled, greedy=not sampled)
@@ -147,12 +153,20 @@ class Policy:
             )
 
         def answer(out: dict[str, Any]) -> Any:
-            kind = (
-                type(value) if isinstance(value, list | tuple) else np.stack if isinstance(value, np.ndarray) else torch.stack
-            )
-            return kind([out[a] for a in names])
+            each = [out[a] for a in names]
+            if isinstance(value, list | tuple):
+                return type(value)(each)
+            return np.stack(each) if isinstance(value, np.ndarray) else torch.stack([torch.as_tensor(x) for x in each])
 
         return dict(zip(names, value, strict=True)), answer
+
+    def _infos(self, infos: Any) -> dict[str, Any]:
+        """{agent: its info}; what is nobody's is left out."""
+        names = list(self.seats)
+        if isinstance(infos, Mapping):
+            mine = {str(k): x for k, x in infos.items() if str(k) in self.seats}
+            return mine if mine or len(names) > 1 else {names[0]: infos}
+        return dict(zip(names, infos, strict=False)) if isinstance(infos, list | tuple) else {}
 
     def _rows(self, seen: dict[str, Tree]) -> tuple[int, bool]:
         """How many worlds there are, and whether they came as a batch."""
@@ -215,6 +229,10 @@ class Policy:
                     seat.observer.write(obs, place if isinstance(g.obs, dict) else place[""], bool(begins[b, seat.i]))
                     if stacks:
                         pictures[a][b] = seat.observer.past
+            for x in whole.values():
+                if x.dtype == np.float32 and not np.isfinite(x).all():
+                    i = int(np.argwhere(~np.isfinite(x))[0, 1])
+                    raise UserError(f"the observation of {g.agents[i]!r} holds a number that is not finite.")
             named = {k: torch.from_numpy(x).to(self.device) for k, x in whole.items()}
             out[g.name] = named if isinstance(g.obs, dict) else named[""]
         return out, pictures
@@ -230,9 +248,9 @@ class Policy:
         return np.uint8 if given == {np.dtype(np.uint8)} else np.float32
 
     def _legal(
-        self, g: Group, seen: dict[str, Tree], batch: bool, there: Tensor, infos: dict[str, Any], masks: dict[str, Any]
+        self, g: Group, seen: dict[str, Tree], rows: int | None, there: Tensor, infos: dict[str, Any], masks: dict[str, Any]
     ) -> Tensor | None:
-        """[B, N, A] legal choices; none where the world has no such."""
+        """[B, N, A] legal choices; none where the world has no such. `rows` of a batch; none: there is one world."""
         mine = [a for a in g.agents if a in seen]
         if isinstance(g.action, Box) or not (g.masked or any(a in masks for a in mine)):
             return None
@@ -245,11 +263,11 @@ class Policy:
                     f"this policy was trained with masks, and there is none for {a!r}: hand over the environment's infos, or "
                     f"masks={{{a!r}: ...}}."
                 )
+            each = _masks(mask, rows, a)
             for b in np.flatnonzero(live[:, i]):
-                one = mask if not batch else tuple(m[b] for m in mask) if isinstance(mask, tuple) else np.asarray(mask)[b]
                 if a in masks:
-                    one = _mask_by_hand(one, g, a)
-                allow(one, g.action, legal[b, i])
+                    _refuse_nothing(each[b], g, a)
+                allow(each[b], g.action, legal[b, i])
         return torch.from_numpy(legal).to(self.device)
 
     def _mask(self, a: str, seen: Tree, info: Any, masks: dict[str, Any]) -> Any:
@@ -291,8 +309,9 @@ def _arrays(space: Space, value: Any, what: str) -> Tree:
     if kind in ("Discrete", "MultiDiscrete"):
         low, n = np.asarray(space.start), np.asarray(space.n if kind == "Discrete" else space.nvec)
         fits = array.shape[array.ndim - low.ndim :] == low.shape
-        if fits and not ((array >= low) & (array < low + n)).all():
+        if fits and not ((array >= low) & (array < low + n) & (array == np.floor(array))).all():
             raise UserError(f"{what} is {array}: this policy takes {_words(space)}.")
+        array = array.astype(np.int64)
     return array
 
 
@@ -324,15 +343,23 @@ def _stacked(trees: list[Any], space: Space) -> Any:
     return np.array(trees, space.dtype).reshape(len(trees), *space.shape)
 
 
-def _mask_by_hand(mask: Any, g: Group, agent: str) -> np.ndarray:
-    """A mask that the caller made, which must allow something of every choice."""
+def _masks(mask: Any, rows: int | None, agent: str) -> np.ndarray:
+    """An agent's mask in every world, [B, A]; of several choices it may be a tuple, one each."""
+    try:
+        parts = mask if isinstance(mask, tuple) else (mask,)
+        return np.concatenate([np.asarray(m).reshape(1 if rows is None else rows, -1) for m in parts], 1)
+    except ValueError:
+        raise UserError(f"the mask of {agent!r} is not one for each of {rows or 1} worlds and every choice.") from None
+
+
+def _refuse_nothing(mask: np.ndarray, g: Group, agent: str) -> None:
+    """A mask that the caller made must allow something of every choice."""
     assert not isinstance(g.action, Box)
-    array, n = np.asarray(mask), sum(g.action.sizes)
-    if array.shape != (n,):
-        raise UserError(f"the mask of {agent!r} has shape {array.shape}; this policy takes {(n,)}.")
-    if not all(x.any() for x in np.split(array, np.cumsum(g.action.sizes)[:-1])):
+    n = sum(g.action.sizes)
+    if mask.shape != (n,):
+        raise UserError(f"the mask of {agent!r} has shape {mask.shape}; this policy takes {(n,)}.")
+    if not all(x.any() for x in np.split(mask, np.cumsum(g.action.sizes)[:-1])):
         raise UserError(f"the mask of {agent!r} allows no choice at all: every choice to be made needs a legal one.")
-    return array
 
 
 def _words(space: Space) -> str:
@@ -345,6 +372,7 @@ def _words(space: Space) -> str:
     if kind == "Discrete":
         return f"Discrete({space.start} to {space.start + space.n - 1})"
     if kind == "MultiDiscrete":
-        return f"MultiDiscrete({', '.join(map(str, np.ravel(space.nvec)))})"
+        ends = zip(np.ravel(space.start), np.ravel(space.start + space.nvec) - 1, strict=True)
+        return f"MultiDiscrete({', '.join(f'{a} to {b}' for a, b in ends)})"
     numbers = "" if space.dtype == np.float32 else f" of {space.dtype}"
     return f"{kind}({', '.join(map(str, space.shape))}){numbers}"

@@ -115,8 +115,19 @@ def _timed(view):
     return type(view)(*(None if x is None else x[None] for x in vars(view).values()))
 
 
-@pytest.mark.parametrize("algo", learners())
-@pytest.mark.parametrize(("env", "config", "net"), VARIANTS, ids=VARIANT_IDS)
+def by_cost(env, config, algo):
+    """Other pictures than the plain ones are seen by two in each run of the tests, and by all in the slow ones."""
+    return [pytest.mark.slow] if env == "probe_image" and config and algo not in ("mappo", "ddqn") else []
+
+
+CASES = [
+    pytest.param(algo, env, config, net, id=f"{id}-{algo}", marks=by_cost(env, config, algo))
+    for (env, config, net), id in zip(VARIANTS, VARIANT_IDS, strict=True)
+    for algo in learners()
+]
+
+
+@pytest.mark.parametrize(("algo", "env", "config", "net"), CASES)
 def test_probe_is_solved(algo, env, config, net):
     world = make(env, 1, **config)
     try:
@@ -134,7 +145,10 @@ def test_probe_is_solved(algo, env, config, net):
 KINDS = {catalog("algos")[algo].cls: algo for algo in reversed(learners())}  # the first name of each class
 
 
-@pytest.mark.parametrize(("algo", "memory"), [*((a, "gru") for a in learners()), *((a, "lstm") for a in KINDS.values())])
+LSTM = [pytest.param(a, "lstm", marks=[] if a in ("ppo", "ddqn") else [pytest.mark.slow]) for a in KINDS.values()]
+
+
+@pytest.mark.parametrize(("algo", "memory"), [*((a, "gru") for a in learners()), *LSTM])
 def test_what_was_seen_long_ago_is_remembered(algo, memory):
     """Two agents with signs of their own; without memory it is a coin's toss, see above."""
     short = {"chunk": 8, "burn_in": 1, "batch": 64}  # two episodes, and little to wait for

@@ -107,7 +107,12 @@ def configs(cls: type[World]) -> list[Any]:
     return [replace(plain, **dict.fromkeys(names, kind)) for kind in kinds] if names else [plain]
 
 
-@pytest.mark.parametrize("name", sorted(set(NATIVE) - TOO_LARGE))
+COSTLY = {"simple_world_comm", "simple_line", "simple_formation"}  # to compile
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] if x in COSTLY else []) for x in sorted(set(NATIVE) - TOO_LARGE)]
+)
 def test_a_fused_step_is_the_step(name: str) -> None:
     cls = catalog("envs")[name].load()
     for config in configs(cls):

@@ -21,12 +21,12 @@ Knobs, and what they do
   paid: shaper(reward [T, B, N], obs, step, steps) -> reward, where step, a tensor, counts environment steps at the rollout's
   beginning; reported returns stay raw. A `normaliser` of one's own is described in `nets/norm.py`.
 
-  Death. `after_death` says where the return of an agent that dies, or leaves, ends. own: with the agent. team: with its team's
-  episode, so that what its death earns the others is its own gain. It then earns what the living of its team are paid on
-  average, and its value is learnt, of zeros and its id (a central critic sees the living); so is that of agents that have not
-  arrived yet. Policy losses, entropies and advantages are the living's alone. auto is team where a team's agents are paid
-  alike, as with `--reward team-mean`, else own. In turn-based worlds an agent's last turn collects what its team is paid until
-  the end, and is left out where a rollout ends before.
+  Death. `after_death` says where the return of an agent that dies, or leaves, ends. own: with the agent. team: with its
+  team's episode (it is over, or nobody of the team is left), so that what its death earns the others is its own gain. It then
+  earns what the living of its team are paid on average, and its value is learnt, of zeros and its id (a central critic sees
+  the living); so is that of agents that have not arrived yet. Policy losses, entropies and advantages are the living's alone.
+  auto is team where a team's agents are paid alike, as with `--reward team-mean`, else own. In turn-based worlds an agent's
+  last turn collects what its team is paid until the end, and is left out where a rollout ends before.
 
   The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
   ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence

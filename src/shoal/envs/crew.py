@@ -59,7 +59,7 @@ class Here:
         return attempt(self.bench.rows[row].picture)
 
     def close(self) -> None:
-        self.bench.close()
+        attempt(self.bench.close)
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 What it sees and does is taken as it is (`spaces.py` says how): vectors, images, both; choices, several at once, numbers.
 Pictures can be made grey, smaller and stacked, and an action held for several frames (`--env.skip`), whose rewards add up. A
-legal mask that an environment puts into `info["action_mask"]` is used. The environment's own settings are `--env.args`:
+legal mask that an environment puts into `info["action_mask"]`, or as `action_mask` into a Dict that it shows, is used. The
+environment's own settings are `--env.args`:
 
     shoal train ppo gymnasium/CarRacing-v3 --env.args continuous=false --env.grey --env.resize 64 --env.stack 4 --env.skip 4
 
@@ -49,13 +50,16 @@ class GymRow(Row):
 
     def __init__(self, env: Any, config: GymConfig):
         self.env, self.skip = env, config.skip
-        self.moves, self.observer = Moves(env.action_space), observer(env.observation_space, config)
+        self.moves, space = Moves(env.action_space), env.observation_space
+        chooses = self.moves.space.kind != "continuous"
+        self.inside = chooses and kind_of(space) == "Dict" and MASK in space.spaces  # its observation holds its mask
+        self.observer = observer(space, config, MASK if self.inside else None)
         self.images = self.observer.images
         self.notes = (self.moves.note,) if self.moves.note else ()
         _, info = env.reset(seed=0)
-        masked = self.moves.space.kind != "continuous" and MASK in info
+        masked = chooses and (self.inside or MASK in info)
         group = Group(GROUP, GROUP, ("agent_0",), self.observer.shape, self.moves.space, masked=masked)
-        where = "info" if masked else None
+        where = "observation" if self.inside else "info" if masked else None
         self.conversions = {"agent_0": conversion(env.observation_space, env.action_space, where, config, config.skip)}
         self.spec = EnvSpec((group,), common=True, horizon=horizon_of(env, config))
 
@@ -79,7 +83,7 @@ class GymRow(Row):
         place = {k: x[0] for k, x in seen.items()} if isinstance(seen, dict) else seen[0]
         self.observer.write(obs, place, first)
         if out.legal:
-            allow(info.get(MASK), self.moves.space, out.legal[GROUP][0])
+            allow((obs if self.inside else info).get(MASK), self.moves.space, out.legal[GROUP][0])
 
     def picture(self) -> np.ndarray | None:
         return picture_of(self.env)

@@ -92,9 +92,9 @@ class Host(Environment, ABC):
             self._files[self._own] = Path(self._own).read_bytes()
         try:
             self._like = self.row(self.config)
+            self._like.close()
         except SystemExit as e:
             raise broken(in_words(e)) from e
-        self._like.close()
         self.spec, self.news = self._like.spec, list(self._like.notes)
         middle = -(-rows // 2)
         most = cores() if hasattr(socket, "send_fds") else 0  # workers need what Windows does not have
@@ -162,6 +162,7 @@ class Host(Environment, ABC):
         self.begun_anew = self._tensor(strange)
         self._past = _Past(seeds, self.halves, steps)
         self._seen = self._look("new", slice(0, self.rows))
+        self._require_finite(slice(0, self.rows), self._seen)
         return self._frame(self._look("new", slice(0, self.rows)), np.array([not s for s in steps]))
 
     def mark(self) -> Any:

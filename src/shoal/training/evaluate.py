@@ -115,7 +115,7 @@ def evaluate(
     fixed = each * spec.horizon if env.fixed_length and spec.horizon else None
     endless = UserError(
         f"an episode of this world did not end within {longest:,} steps, so it cannot be evaluated: give the world a time "
-        "limit, or its episodes more with --eval.longest (a run keeps its own: begin another from its weights, with --init)."
+        "limit, or its episodes more steps with --eval.longest (of `shoal eval`: --longest)."
     )
     if fixed and fixed > each * longest:
         raise endless

@@ -107,6 +107,7 @@ class Loop:
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
         self.foreign = bool(self.shapers) or any(a.net.module is not None for a in self.learners)  # of the user's own: may draw
         self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
+        self.shaped_broken = torch.zeros((), dtype=torch.bool, device=device)  # a shaper gave what is not finite
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
         self.means = Means()  # of the learners' metrics since the last line
         self.noted: dict[str, list[Tensor]] = {}  # of the hooks'
@@ -269,6 +270,8 @@ class Loop:
             steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
             self.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, steps)
         self.pay(batch)
+        for g in self.shapers:
+            self.shaped_broken |= ~batch.paid[g].isfinite().all()
         for a in self.learners:
             if isinstance(a.feed, Rollout):
                 self.teach(a, batch)
@@ -326,6 +329,11 @@ class Loop:
         """Asked before anything is written: a number of the world's, a gradient or a weight that was not finite."""
         if self.not_finite is not None and (first := self.not_finite.found()) is not None:
             raise first
+        if self.shapers and bool(self.shaped_broken):
+            again = self._start_again("once it is mended")
+            raise StoppedError(
+                f"a shaper gave a reward that is not finite before step {self.step:,}, and training stopped; {again}."
+            )
         sound = [~m.broken for a in self.learners for m in a.modules() if isinstance(m, Optimiser)]
         sound += [x.isfinite().all() for a in self.learners for x in a.state_dict().values() if x.is_floating_point()]
         if sound and not bool(torch.stack(sound).all()):

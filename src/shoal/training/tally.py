@@ -191,7 +191,8 @@ def _state(frame: Frame) -> Tensor | None:
 
 def _size(x: Tensor) -> Tensor:
     """The largest magnitude of each agent's numbers, [T, B, N, ...] -> [T, B, N]."""
-    return torch.linalg.vector_norm(x.reshape(*x.shape[:3], -1), torch.inf, -1)
+    flat = x.flatten(3) if x.dim() > 3 else x[..., None]
+    return torch.linalg.vector_norm(flat, torch.inf, -1) if flat.shape[-1] else flat.sum(-1)
 
 
 def returns_of(group: str, returns: Tensor) -> dict[str, Tensor]:
