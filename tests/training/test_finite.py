@@ -262,7 +262,9 @@ def test_the_command_exits_with_1_and_evaluations_say_it_too(
     assert err.startswith("shoal: host gave a number that is not finite")
     assert err.count("\n") == 1
     assert main(["eval", str(tmp_path / "r"), "--episodes", "12"]) == 2
-    assert re.search(r"shoal: the reward of a_1 in row \d+ is nan at step 4 of the episode", capsys.readouterr().err)
+    assert re.search(
+        r"shoal: host gave .*: the reward of a_1 in row \d+ is nan at step 4 of the episode", capsys.readouterr().err
+    )
 
 
 def test_an_action_that_is_not_finite_is_not_the_worlds_fault(worlds: dict[str, str], tmp_path: Path) -> None:
@@ -304,3 +306,44 @@ def test_looking_changes_no_number(worlds: dict[str, str]) -> None:
     found = loop.not_finite.found()
     assert str(found) == "the reward of a_0 in row 3 is not finite at step 108"
     assert isinstance(found, UserError)
+
+
+def test_a_shaper_that_gives_what_is_not_finite_is_in_no_checkpoint(tmp_path: Path) -> None:
+    def shaper(reward: torch.Tensor, obs: Any, step: torch.Tensor, steps: int) -> torch.Tensor:
+        return torch.where(step >= 60, torch.nan, reward)
+
+    with pytest.raises(StoppedError, match="a shaper gave a reward that is not finite before step 8"):
+        shoal.train("ddqn", "CartPole-v1", steps=400, shaper=shaper, out=tmp_path / "r", algo=REPLAY, **QUICK)
+    kept = [torch.load(p, weights_only=True) for p in (tmp_path / "r" / "checkpoints").rglob("*.pt")]
+    assert any("replay" in str(p) for p in (tmp_path / "r" / "checkpoints").rglob("*.pt"))
+    tensors = [x for state in kept for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
+    assert tensors
+    assert all(torch.isfinite(x).all() for x in tensors)
+
+
+def test_what_begins_anew_after_a_resume_is_looked_at(worlds: dict[str, str]) -> None:
+    world = shoal.make(worlds["host"], rows=2, workers=0)
+    world.reset(torch.tensor([[0.0, 0.1], [0.0, 0.1]]))
+    state = world.get_state()
+    world.crew.bench.now[0].obs["agents"][:] = 0
+    state["seen"] = [x + 1 if x.is_floating_point() else x for x in state["seen"]]  # it does not come out the same
+
+    def see(bench: Any, rows: list[int]) -> None:
+        bench.new[rows[0]].obs["agents"][:] = torch.nan
+
+    world.crew.bench.reset = see.__get__(world.crew.bench)
+    with pytest.raises(NotFiniteError, match="the observation of a_0 in row 0 is nan"):
+        world.set_state(state)
+
+
+def test_a_world_that_exits_when_it_is_closed_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "import sys\nimport gymnasium as gym\nfrom gymnasium import spaces\n\n\nclass Leaves(gym.Env):\n"
+        "    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)\n\n"
+        "    def reset(self, seed=None, options=None):\n        return 0, {}\n\n"
+        "    def step(self, action):\n        return 0, 0.0, False, True, {}\n\n    def close(self):\n        sys.exit(4)\n"
+    )
+    assert main(["train", "ppo", str(file), "--out", str(tmp_path / "r")]) == 2
+    assert "the environment failed: SystemExit: 4 (leaves.py, line 16)" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
