@@ -175,6 +175,11 @@ def _is_own(id: str) -> bool:
     return bool(colon and place and name.isidentifier())
 
 
+def names_code(word: str) -> bool:
+    """Whether a user's own code may be run where it is looked up: a file, what `_is_own` takes, Gymnasium's module:Name-v0."""
+    return ":" in word or word.endswith(".py")
+
+
 def near(word: str, words: Any) -> str:
     """' (did you mean ...?)', or nothing where nothing is near."""
     close = difflib.get_close_matches(word, list(words), n=2, cutoff=0.6)

@@ -14,6 +14,7 @@ from shoal.cli import main
 from shoal.spec import UserError
 from shoal.training import trust
 from shoal.training.run import Run
+from shoal.training.settings import Settings
 
 QUICK = {"envs": 4, "quiet": True, "eval": {"episodes": 2}, "log": {"tensorboard": False}}
 ALGO = '''"""Says that it was run."""
@@ -151,6 +152,18 @@ def test_a_run_made_here_goes_on_wherever_it_lies(made, tmp_path):
         lambda c: c["sections"].setdefault("net", {}).update(module="evil:Name"),
         lambda c: c["players"]["agents"].update(id="/tmp/evil.py"),
         lambda c: c["players"]["agents"]["net"].update(module="evil:Name"),
+        *(
+            lambda c, word=word: c["players"]["agents"]["algo"].update(normaliser=word)
+            for word in (
+                "kl:/../evil.py:Name",
+                "exponential:/../evil.py:Name",
+                "python:/../evil.py:Name",
+                "kl:0.01",
+                "python:evil",
+            )
+        ),
+        lambda c: c["players"]["agents"]["algo"].update(lr_schedule="kl:/../evil.py:Name"),
+        lambda c: c["players"]["agents"]["algo"].update(shaper="python:/../evil.py:Name"),
     ],
 )
 def test_a_config_that_names_what_lies_elsewhere_is_code_too(capsys, tmp_path, monkeypatch, change):
@@ -162,8 +175,34 @@ def test_a_config_that_names_what_lies_elsewhere_is_code_too(capsys, tmp_path, m
     change(config)
     (run / "config.json").write_text(json.dumps(config).replace("/tmp/evil.py", str(tmp_path / "evil.py")))
     for verb in ("eval", "resume"):
-        assert "evil" in refused(capsys, verb, run)
+        assert "--trust" in refused(capsys, verb, run)
     assert not ran(tmp_path)
+
+
+PLAIN = [
+    {"algo": {"lr_schedule": "kl:0.01", "entropy_schedule": "exponential:0.999/update", "shaper": "python:main.<locals>.f"}},
+    {"log": {"wandb_group": "a:b"}, "save": {"best": "eval/a:b"}},
+    {"env": {"args": "x=1:2,y={'a': 1},z=(1, 2)"}},
+]
+CODE = [
+    {"env": {"args": "env_id=evil:Name-v0"}},
+    {"env": {"args": "env_id='evil\\x3aName-v0'"}},
+    {"env": {"args": "env_id='evil' ':' 'Name-v0'"}},
+    {"env": {"args": "x=[{'a': 'evil:Name'}]"}},
+    {"env": {"id": "evil:Name-v0"}},
+    {"env": {"shape": "evil:name"}},
+    {"algo": {"schedule": "evil:Name", "shaper": "kl:0.01"}},
+]
+
+
+@pytest.mark.parametrize("sections", PLAIN)
+def test_other_words_with_a_colon_are_no_code(sections):
+    assert trust.names_of(Settings("ippo", "probe_copy", sections=sections, team={"agents": "/runs/a:b"})) == []
+
+
+@pytest.mark.parametrize("sections", CODE)
+def test_whatever_may_be_imported_is_code(sections):
+    assert trust.names_of(Settings("ippo", "probe_copy", sections=sections))
 
 
 def test_a_link_in_the_code_is_refused(capsys, made, tmp_path):

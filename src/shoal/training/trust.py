@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import tempfile
 from contextlib import suppress
@@ -21,22 +22,48 @@ from pathlib import Path
 from typing import Any
 
 from shoal import files
+from shoal.envs.spaces import settings as values_in
+from shoal.ids import names_code
 from shoal.spec import UserError
+from shoal.training.settings import SECTIONS, Settings
 
 KEY_BYTES = 32
-NAMED = ("algo", "env", "sections", "groups", "team", "players")  # where a config.json may name objects of one's own
-PLAIN = ("exponential:", "kl:", "python:")  # what else has a colon: schedules, and functions that are handed over
+VALUE = "="  # stands for the field of what is in --env.args
+PLAIN = {  # by field: what else has a colon, and is never imported there
+    "schedule": r"kl:[\d.eE+-]+|exponential:[\d.eE+-]+(/update|/step)?",
+    "shaper": r"python:[\w.<>]+",  # a function that is handed over
+    VALUE: r"[\d:]+",
+}
 ACCEPTED: set[bytes] = set()  # what this process was told to trust
 
 
-def names_in(values: Any) -> set[str]:
+def names_in(values: Any, field: str = "") -> set[str]:
     """Words that stand for a user's own code: files, and objects to import (package.module:Name, gymnasium's module:Id-v0)."""
+    if field == "args" and isinstance(values, str):
+        return names_in(_args(values), VALUE)
     if isinstance(values, dict):
-        return {name for v in values.values() for name in names_in(v)}
-    if isinstance(values, list | tuple):
-        return {name for v in values for name in names_in(v)}
-    own = isinstance(values, str) and (":" in values or values.endswith(".py")) and not values.startswith(PLAIN)
+        return {name for k, v in values.items() for name in names_in(v, k)}
+    if isinstance(values, list | tuple | set):
+        return {name for v in values for name in names_in(v, field)}
+    form = PLAIN.get("schedule" if str(field).endswith("schedule") else field)
+    own = isinstance(values, str) and names_code(values) and not (form and re.fullmatch(form, values))
     return {values} if own else set()
+
+
+def _args(text: str) -> list[Any]:
+    """The values in --env.args as a library is given them: it may import what one names."""
+    try:
+        return list(values_in(text, "--env.args").values())
+    except UserError:
+        return [text]
+
+
+def names_of(settings: Settings) -> list[str]:
+    """What a run's settings name of a user's own code. A section is looked at unless nothing in it is ever imported; of who
+    plays, files of algorithms: a run that plays answers for its own code."""
+    sections = {k: v for k, v in settings.sections.items() if k not in SECTIONS}
+    team = [who for who in settings.team.values() if str(who).endswith(".py")]
+    return sorted(names_in([settings.algo, settings.env, sections, settings.groups, team, settings.players]))
 
 
 def code_of(run: Path) -> tuple[dict[str, str], list[str]]:
@@ -45,11 +72,8 @@ def code_of(run: Path) -> tuple[dict[str, str], list[str]]:
         raise UserError(f"{run / 'code'} is a symbolic link, and a run's code is in its own folder.")
     files.refuse_links(run / "code")
     found = sorted(p for p in (run / "code").rglob("*") if p.is_file())
-    config = json.loads(files.read_text(run / "config.json"))
-    return (
-        {p.relative_to(run).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in found},
-        sorted(names_in({k: config.get(k) for k in NAMED})),
-    )
+    hashes = {p.relative_to(run).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+    return hashes, names_of(Settings.from_json(run / "config.json"))
 
 
 def require(run: Path, part: Any = None) -> None:
