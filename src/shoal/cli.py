@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(words: list[str], flags: dict[str, str | None]) -> int:
     config = Flag("config", str | None, None, "").parse(flags.pop("config", "none"))
-    base = None
+    base = begun = None  # settings to start from, and the run that they are of
     trusts = TRUST.parse(flags.pop("trust", "false"))
     if config is not None and "help" not in flags:
         from shoal.training.players import trusted
@@ -172,10 +172,12 @@ def train(words: list[str], flags: dict[str, str | None]) -> int:
         from shoal.training.trust import require
 
         base = Run(config).settings if os.path.isdir(config) else Settings.from_json(Path(config))
-        run = Path(config) if os.path.isdir(config) else Path(config).parent
-        if os.path.isdir(run / "checkpoints"):  # a run's own: with what it names comes code
-            trusted([run] if trusts else [])
-            require(run)
+        folder = Path(config) if os.path.isdir(config) else Path(config).parent
+        signs = ("checkpoints", "code", "signature")  # of a run, whose settings bring code along
+        if os.path.isdir(config) or ((folder / "config.json").is_file() and any((folder / x).exists() for x in signs)):
+            begun = Run(folder).path
+            trusted([begun] if trusts else [])
+            require(begun)
         words = words or [base.algo, base.env]
     if "help" in flags and len(words) < 2:
         name = words[0] if words else "mappo"
@@ -196,7 +198,12 @@ def train(words: list[str], flags: dict[str, str | None]) -> int:
         from shoal.training.players import trusted
 
         trusted((), settings.team)
-    return _train(lambda: start_several(settings) if seeds_of(settings) > 1 else start(settings)[1])
+    code = _train(lambda: start_several(settings) if seeds_of(settings) > 1 else start(settings)[1])
+    if begun is not None and code == 0:
+        from shoal.training.trust import sign
+
+        sign(begun)
+    return code
 
 
 TRAIN_NOTES = """\

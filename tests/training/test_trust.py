@@ -91,6 +91,35 @@ def test_what_somebody_sent_is_not_run(capsys, sent, tmp_path, verb):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("verb", "left"), [("config", "code"), ("config", "none"), ("config file", "code"), ("config file", "signature")]
+)
+def test_a_run_is_one_without_its_checkpoints(capsys, sent, tmp_path, verb, left):
+    shutil.rmtree(sent / "checkpoints")
+    if left != "code":
+        (tmp_path / "evil.py").write_text(ALGO.replace("SPY", "True"))
+        config = json.loads((sent / "config.json").read_text())
+        (sent / "config.json").write_text(json.dumps({**config, "algo": str(tmp_path / "evil.py")}))
+        shutil.rmtree(sent / "code")
+    if left == "signature":
+        (sent / "signature").write_text("theirs")
+    assert "--trust" in refused(capsys, *verbs(sent, tmp_path)[verb])
+    assert not ran(tmp_path.parent)
+
+
+def test_a_run_by_the_name_of_an_algorithm(sent, tmp_path, monkeypatch):
+    sent.rename(tmp_path / "ppo")
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "ppo", "--episodes", "2", "--trust"]) == 0
+
+
+def test_a_run_that_another_began_from_is_trusted_from_then_on(sent, tmp_path):
+    words = ["train", "--config", str(sent), "--steps", "80", "--envs", "4", "--quiet", "--out"]
+    assert main([*words, str(tmp_path / "a"), "--trust"]) == 0
+    trust.ACCEPTED.clear()  # another process
+    assert main([*words, str(tmp_path / "b")]) == 0
+
+
 def test_nor_from_python(sent):
     for use in (shoal.load, shoal.evaluate, lambda run: shoal.resume(run, quiet=True), lambda run: Run(run).resolve()):
         with pytest.raises(UserError, match="--trust"):
@@ -116,7 +145,7 @@ def test_trust_is_given_once(capsys, sent):
     (copy,) = sent.glob("code/algos/*/mine.py")
     copy.write_text(ALGO.replace("SPY", "True") + "\n# changed\n")
     capsys.readouterr()
-    assert "has been changed" in refused(capsys, "eval", sent, "--episodes", "2")
+    assert "was not signed by you, or has changed since" in refused(capsys, "eval", sent, "--episodes", "2")
 
 
 @pytest.mark.parametrize("how", [shoal.evaluate, shoal.load])

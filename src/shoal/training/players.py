@@ -79,11 +79,11 @@ def record(players: Players) -> dict[str, dict[str, Any]]:
     }
 
 
-def trusted(words: Iterable[str | Path], team: dict[str, str] | None = None) -> None:
-    """Trust the code of the runs among these words."""
-    for word in (*words, *(team or {}).values()):
-        if _is_run(str(word)) and (Path(word) / "config.json").is_file():
-            trust.accept(Run(word).path)
+def trusted(runs: Iterable[str | Path], team: dict[str, str] | None = None) -> None:
+    """Trust the code of these runs, and of those that play."""
+    playing = [who for who in (team or {}).values() if _is_run(who) and (Path(who) / "config.json").is_file()]
+    for run in (*runs, *playing):
+        trust.accept(Run(run).path)
 
 
 def _is_run(who: str) -> bool:

@@ -88,10 +88,9 @@ def require(run: Path, part: Any = None) -> None:
     if _digest(held, names) in ACCEPTED or hmac.compare_digest(text.encode(), _signature(held, names).encode()):
         return
     brings = [*held, *(f"{n} (named in config.json)" for n in names if not n.endswith(".py") or not held)]
-    how = "has been changed since it was signed" if text else "was not made here by you"
-    what = ", ".join(brings)
     raise UserError(
-        f"the run {run} brings code along that {how}, and none was run: {what}; read it, and trust it with --trust."
+        f"the run {run} brings code along that was not signed by you, or has changed since, and none was run: "
+        f"{', '.join(brings)}; read it, and trust it with --trust."
     )
 
 
