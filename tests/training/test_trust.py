@@ -261,3 +261,29 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(trust.tempfile, "gettempdir", lambda: str(tmp_path))
     key = trust._key(str(tmp_path / "home"))
     assert (tmp_path / f"shoal-{os.getuid()}" / "key").read_bytes() == key
+
+
+@pytest.mark.parametrize("why", ["damaged", "nowhere to be kept"])
+def test_without_a_key_no_run_is_left_behind(capsys, tmp_path, monkeypatch, why):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    if why == "damaged":
+        (tmp_path / "home" / "shoal").mkdir(parents=True)
+        (tmp_path / "home" / "shoal" / "key").write_bytes(b"short")
+    else:
+        (tmp_path / "home").write_text("no folder")
+        monkeypatch.setattr(trust.tempfile, "gettempdir", lambda: str(tmp_path / "home"))
+    (tmp_path / "mine.py").write_text(ALGO.replace("SPY", "False"))
+    words = ["probe_copy", "--steps", 40, "--envs", 4, "--quiet", "--out", tmp_path / "new" / "r"]
+    refused(capsys, "train", tmp_path / "mine.py", *words)
+    assert not (tmp_path / "new").exists()
+    assert main([*map(str, ("train", "random", *words))]) == 0  # which has no code of its own
+
+
+def test_a_key_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def link(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    key = trust._key_in(tmp_path)
+    assert trust._key_in(tmp_path) == key
+    assert os.listdir(tmp_path) == ["key"]

@@ -179,6 +179,7 @@ class Run:
         record = settings.completed(players, recorded_world(world))
         folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
         refuse_taken(folder)
+        trust.require_key(record)
         try:
             for sub in ("checkpoints", "media"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)

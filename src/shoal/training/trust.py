@@ -111,6 +111,12 @@ def sign(run: Path, made: bool = False) -> None:
             files.write_text(told, text)
 
 
+def require_key(settings: Settings) -> None:
+    """Before a run is made: refuse one that would have code, and could not be signed."""
+    if names_of(settings):
+        _key(str(_home()))
+
+
 def _digest(held: dict[str, str], names: list[str]) -> bytes:
     return hashlib.sha256(json.dumps([held, names], sort_keys=True).encode()).digest()
 
@@ -144,8 +150,13 @@ def _key_in(folder: Path) -> bytes:
         try:
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
                 f.write(secrets.token_bytes(KEY_BYTES))
-            with suppress(FileExistsError):  # somebody else was first: theirs is taken
+            try:
                 os.link(aside, path)
+            except FileExistsError:  # somebody else was first: theirs is taken
+                pass
+            except OSError:  # there are no hard links here
+                if not path.exists():
+                    aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid() or folder.stat().st_uid != os.getuid():
