@@ -290,8 +290,8 @@ def go_on_several(
     """Go on with all of these, which differ by the seed; all are looked at before any is written to."""
     if source.endswith(".pt"):
         raise UserError(f"{source} is a checkpoint of one run, and these are {len(runs)}: name one of them, or best or a step.")
-    first, seeds = runs[0].settings, [r.settings.run.get("seed", 0) for r in runs]
-    if len(set(seeds)) < len(seeds) or any((r.settings.algo, r.settings.env) != (first.algo, first.env) for r in runs):
+    asked, seeds = {(r.recorded.algo, r.recorded.env) for r in runs}, {r.recorded.run.get("seed", 0) for r in runs}
+    if len(seeds) < len(runs) or len(asked) > 1:
         raise UserError(f"{runs[0].path.parent} holds runs that differ by more than the seed: resume them one at a time.")
     here = _here(runs[0].resolve(device), hook or shaper)
     streams = several.streams(runs[0].resolve(device).device, len(runs))

@@ -544,3 +544,13 @@ def test_diverged_is_still_raised_by_one(tmp_path):
 
     with pytest.raises(DivergedError):
         shoal.train("ippo", "simple", steps=1600, hook=Always(), out=tmp_path / "r", **QUICK)
+
+
+def test_seeds_of_an_environment_of_ones_own_go_on_together(tmp_path):
+    """Each run has a copy of its file: they are one environment all the same."""
+    world = "from shoal.envs.probe.probe_copy import ProbeCopy\n\n\nclass Mine(ProbeCopy):\n    pass\n"
+    (tmp_path / "mine.py").write_text(world)
+    how = {"hook": shoal.Hook(), "quiet": True}
+    shoal.train("random", tmp_path / "mine.py", steps=100, seeds=2, envs=4, eval={"episodes": 2}, out=tmp_path / "r", **how)
+    runs = shoal.resume(tmp_path / "r", steps=200, **how)
+    assert [run.load()["step"] for run in runs] == [200, 200]
