@@ -1,4 +1,6 @@
+import atexit
 import os
+import shutil
 import tempfile
 
 import pytest
@@ -8,6 +10,7 @@ from shoal.ops.compiler import CannotFuse, compiler
 
 torch.set_num_threads(1)
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="shoal-config-")  # the key that runs are signed with is the tests' own
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -287,3 +289,12 @@ def test_a_key_where_there_are_no_hard_links(tmp_path, monkeypatch):
     key = trust._key_in(tmp_path)
     assert trust._key_in(tmp_path) == key
     assert os.listdir(tmp_path) == ["key"]
+
+
+@pytest.mark.slow
+def test_the_tests_leave_no_key_behind(tmp_path):
+    code = "import conftest, os; print(os.environ['XDG_CONFIG_HOME'])"
+    home = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=home, capture_output=True, text=True)
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert not os.listdir(tmp_path)
