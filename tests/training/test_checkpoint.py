@@ -1,9 +1,12 @@
 """Checkpoints: a checksum a file, and contents that are looked over before anything is written."""
 
+import errno
+import io
 import random
 import re
 import shutil
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,20 @@ def test_pytorch_and_zip_read_it(tmp_path):
         assert z.testzip() is None
         assert re.fullmatch(rb"shoal sha256 [0-9a-f]{64}", z.comment)
     assert checkpoint.age_of(tmp_path / "x.pt") == []
+
+
+def test_a_full_disk_is_told_as_what_it_is(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        name = "full"
+
+        def write(self, data):
+            if self.tell() + len(data) > 1000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(checkpoint.files, "writing", lambda path: nullcontext(Full()))
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write(tmp_path / "x.pt", STATE)
 
 
 def test_no_flipped_bit_is_loaded(tmp_path):

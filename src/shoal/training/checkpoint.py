@@ -50,14 +50,20 @@ class DamagedError(Exception):
 
 
 class _Hashed:
-    """Hands on what is written to a file, and hashes it."""
+    """Hands on what is written to a file, and hashes it. What went wrong first is kept: PyTorch's writer ends with an error of
+    its own, about positions."""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.name, self.hash = file, file.name, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.hash.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as e:
+            self.error = self.error or e
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -67,7 +73,12 @@ def write(path: Path, state: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)  # and not the run's folder, if that is gone
     with files.writing(path) as f:
         hashed = _Hashed(f)
-        torch.save(state, hashed)  # type: ignore[arg-type]  # it asks for `write` alone
+        try:
+            torch.save(state, hashed)  # type: ignore[arg-type]  # it asks for `write` alone
+        except RuntimeError:
+            if hashed.error is None:
+                raise
+            raise hashed.error from None
         f.seek(-2, os.SEEK_END)
         f.write(COMMENT.to_bytes(2, "little") + MARK + hashed.hash.hexdigest().encode())
 
