@@ -217,7 +217,7 @@ also:
 
 FROM = """\
   --from best|STEP|FILE   go on from another checkpoint than the last: later lines of the logs are cut off, later checkpoints
-                          are moved to checkpoints/left, and a replay begins empty
+                          are moved to checkpoints/left/1 (2, 3, ...), and a replay begins empty
 """
 
 

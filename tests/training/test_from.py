@@ -92,11 +92,41 @@ def test_from_another_checkpoint_it_is_the_run_that_it_was(capsys, run, tmp_path
     again = run.load("last")
     for name, mine in last["algorithms"]["agents"].items():
         assert torch.equal(mine, again["algorithms"]["agents"][name])
-    left = {p.stem for p in (run.checkpoints / "left").glob("*.pt")}
+    left = {p.stem for p in (run.checkpoints / "left" / "1").glob("*.pt")}
     assert {f"step-{s:012d}" for s in (160, 240, 320) if s > at} <= left
     assert ("best" in left) == (how != "best")
     assert run.load(str(at))["step"] == at  # what came before is where it was
     assert run.load("320")["step"] == 320
+
+
+def test_what_is_left_is_never_written_over(run):
+    """A branch of the run each: a folder each."""
+    left = run.checkpoints / "left"
+    shoal.resume(run, quiet=True, checkpoint="240")
+    first = contents(left)
+    assert {p.parent.name for p in first} == {"1"}
+    shoal.resume(run, quiet=True, checkpoint="160")
+    assert {p: x for p, x in contents(left).items() if p in first} == first
+    assert sorted(p.name for p in left.iterdir()) == ["1", "2"]
+    for path in (*run.checkpoints.glob("*.pt"), run.path / "metrics.jsonl"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"last\.pt is missing"):
+        shoal.resume(run, quiet=True)
+
+
+def test_a_checkpoint_that_is_later_than_the_logs_is_of_another_branch(capsys, run):
+    class Stop(shoal.Hook):
+        def after_iteration(self, loop):
+            loop.stop("enough")
+
+    shoal.resume(run, quiet=True, hook=Stop(), checkpoint="80")
+    before = contents(run.path)
+    later = run.checkpoints / "left" / "1" / "step-000000000320.pt"
+    assert "the logs end before it: it is of another branch" in refused(capsys, "resume", run.path, "--from", later)
+    assert contents(run.path) == before
+    for name in ("metrics.jsonl", "train.log"):  # who deleted them knows
+        (run.path / name).unlink()
+    assert main(["resume", str(run.path), "--from", str(later), "--steps", "400"]) == 0
 
 
 def test_stopped_before_its_first_new_checkpoint_it_is_not_the_old_run(run):

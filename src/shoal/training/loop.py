@@ -523,9 +523,10 @@ class Loop:
     def _leave_later(self) -> None:
         """Set aside what came after the checkpoint from which the run goes on."""
         moved = self.folder.set_aside(self.step)
-        if "best" in moved:
+        names = [p.stem for p in moved]
+        if "best" in names:
             self.best = float("-inf")
-        where = f"; {', '.join(moved)} and what else came after it is in checkpoints/left now" if moved else ""
+        where = f"; what came after it ({', '.join(names)}) is in {moved[0].parent.relative_to(self.folder.path)} now" if moved else ""
         self.remarks.append(f"Goes on from step {self.step:,}{where}.")
 
     def replay_state(self) -> dict[str, Any]:

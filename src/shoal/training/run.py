@@ -127,7 +127,7 @@ class Run:
 
     def refuse_lost(self) -> None:
         """Refuse a run that lost its last checkpoint. One that was killed before it had any, at step 0, has lost nothing."""
-        found = [p for pattern in ("*.pt", "replay/*.pt", f"{LEFT}/*.pt") for p in self.checkpoints.glob(pattern)]
+        found = [p for pattern in ("*.pt", "replay/*.pt", f"{LEFT}/**/*.pt") for p in self.checkpoints.glob(pattern)]
         path, lines = self.path / "metrics.jsonl", self.metrics
         whole = files.read_text(path, "replace").count("\n") if path.exists() else 0
         begun = whole > len(lines) or any(line["step"] for line in lines)
@@ -139,17 +139,19 @@ class Run:
             f"{other}; it has {self._have}."
         )
 
-    def set_aside(self, step: int) -> list[str]:
-        """Move the last checkpoint, and what else is of after this step, into checkpoints/left/: for a run that goes on from
-        there. Without a last checkpoint nobody takes it for one that can simply be resumed."""
-        moved = []
-        for path in sorted(self.checkpoints.glob("*.pt")):
-            if path.name == "last.pt" or _step_of(path) > step:
-                (self.checkpoints / LEFT).mkdir(exist_ok=True)
-                path.replace(self.checkpoints / LEFT / path.name)
-                shutil.rmtree(self.checkpoints / "nets" / path.stem, ignore_errors=True)
-                moved.append(path.stem)
-        return moved
+    def set_aside(self, step: int) -> list[Path]:
+        """Move the last checkpoint, and what else is of after this step, into a new folder, checkpoints/left/1 or the next:
+        for a run that goes on from there. Without a last checkpoint nobody takes it for one that can simply be resumed."""
+        later = [p for p in sorted(self.checkpoints.glob("*.pt")) if p.name == "last.pt" or _step_of(p) > step]
+        if not later:
+            return []
+        taken = [int(p.name) for p in (self.checkpoints / LEFT).glob("*") if p.name.isdecimal()]
+        folder = self.checkpoints / LEFT / str(max(taken, default=0) + 1)
+        folder.mkdir(parents=True)
+        for path in later:
+            path.rename(folder / path.name)
+            shutil.rmtree(self.checkpoints / "nets" / path.stem, ignore_errors=True)
+        return [folder / p.name for p in later]
 
     def refuse_links(self) -> None:
         """Before anything is written or deleted: it would be elsewhere. W&B has links of its own, and looks after them."""

@@ -44,7 +44,7 @@ def _problems(loop: Any, state: dict[str, Any]) -> Iterator[str]:
     env = state["collector"].get("env")
     yield from _clock(loop.env, env) if native else _played(loop.env.get_state(), env)
     yield from _metrics(state)
-    yield from _logs(loop.folder.path, state.get("logs"))
+    yield from _logs(loop.folder.path, state.get("logs"), loop.branched)
     if loop.replay is not None and not loop.branched and "replay" in state:
         yield from _replay(loop, state)
 
@@ -114,15 +114,20 @@ def _told(name: str, x: Any) -> bool:
     return (x is None or type(x) in (int, float)) and not (name.startswith("reward_total/") and x is not None)
 
 
-def _logs(folder: Path, marks: Any) -> Iterator[str]:
-    """How long the logs were: whole lines of what there is now."""
+def _logs(folder: Path, marks: Any, branched: bool) -> Iterator[str]:
+    """How long the logs were: whole lines of what there is now. Shorter ones would have a hole where a branch goes on; those
+    that were deleted begin anew."""
     if not isinstance(marks, dict) or set(marks) != {"metrics.jsonl", "train.log"}:
         yield "it does not say how long the logs were"
         return
     for name, size in marks.items():
         if type(size) is not int or not 0 <= size < MOST:
             yield f"{name} was {size!r} long"
-        elif size and (folder / name).is_file() and (folder / name).stat().st_size >= size:
+            continue
+        now = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if branched and 0 < now < size:
+            yield "the logs end before it: it is of another branch"
+        elif 0 < size <= now:
             with (folder / name).open("rb") as f:
                 f.seek(size - 1)
                 if f.read(1) != b"\n":
