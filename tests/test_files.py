@@ -3,6 +3,8 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,12 +45,51 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_link_under_the_name_aside_is_not_followed(tmp_path):
-    (tmp_path / "theirs").write_text("theirs")
-    (tmp_path / "x.part").symlink_to(tmp_path / "theirs")
+def test_a_file_of_the_users_beside_it_stays(tmp_path):
+    (tmp_path / "x.part").write_text("theirs")
     files.write_text(tmp_path / "x", "mine")
-    assert (tmp_path / "theirs").read_text() == "theirs"
-    assert (tmp_path / "x").read_text() == "mine"
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"x.part": "theirs", "x": "mine"}
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "x"
+    with files.writing(path) as one, files.writing(path) as other:
+        one.write(b"one")
+        other.write(b"the other")
+    assert path.read_text() == "one"  # which took its name last
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_that_is_written_again_keeps_its_mode(tmp_path):
+    path = tmp_path / "x"
+    path.write_text("old")
+    path.chmod(0o640)
+    files.write_text(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("name", ["config.json.1a2b.part", "checkpoints/last.pt.1a2b.part", "media/step-1.gif.1a2b.part"])
+def test_what_a_killed_run_left_half_written_is_removed(run, tmp_path, name):
+    copy = Run(shutil.copytree(run.path, tmp_path / "copy"))
+    (copy.path / name).write_text("half")
+    (copy.path / "mine.part").write_text("whole")
+    copy.lock().close()
+    assert [p.name for p in copy.path.rglob("*.part")] == ["mine.part"]
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_a_file_that_is_open_is_written_on(tmp_path, name):
+    """As a shell's `> f` has it: each goes on where the other ended, and f stays the file that it was."""
+    if name == "link":
+        (tmp_path / "link").symlink_to("/dev/stdout")
+    code = "import sys; from pathlib import Path; from shoal.files import write_text as w; "
+    code += "print('before'); w(Path(sys.argv[1]), 'a,b' * 3 + chr(10)); print('after')"
+    with (tmp_path / "f").open("wb") as f:
+        f.write(b"first\n")
+        f.flush()
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], stdout=f, check=True)
+        assert os.fstat(f.fileno()).st_ino == (tmp_path / "f").stat().st_ino
+    assert (tmp_path / "f").read_text() == "first\nbefore\na,ba,ba,b\nafter\n"
 
 
 def test_a_device_stays_one(capsys, run, null):

@@ -1,7 +1,10 @@
 """Files: written aside and renamed, so that one is whole or not there; only plain ones are read.
 
-What a user names for an output may be a device (/dev/null, /dev/stdout) or a pipe that somebody reads. There one writes
-directly: a rename would put a plain file in its place.
+What a user names for an output may be a device (/dev/null) or a pipe that somebody reads. There one writes directly: a rename
+would put a plain file in its place. Into a file that this process has open itself (/dev/stdout, /dev/fd/1) one writes through
+its descriptor, after what was written there before.
+
+What is written aside is called NAME.RANDOM.part: two writers of one file do not meet, and whoever is last wins.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,19 +56,20 @@ def read_text(path: Path, errors: str = "strict") -> str:
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which takes its name when all is written, on the disk."""
-    what = odd_kind(path)
+    what, ours = odd_kind(path), _descriptor(path)
     if what is not None and what not in DIRECT:
         raise UserError(f"{path} is {what}: name a file to be written.")
-    if what is not None or path.parent == Path("/dev"):  # /dev/stdout may be a plain file, and open
+    if what is not None or ours is not None or path.parent == Path("/dev"):  # where no plain files are made
         whole = io.BytesIO()
         yield whole
-        _write_into(path, whole.getbuffer())
+        _write_into(path, ours, whole.getbuffer())
         return
     path = path.resolve()
-    aside = path.with_name(f"{path.name}.part")
-    aside.unlink(missing_ok=True)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with aside.open("xb") as f:  # which follows no link
+            with suppress(FileNotFoundError):
+                os.fchmod(f.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield f
             f.flush()
             os.fsync(f.fileno())
@@ -80,7 +85,24 @@ def write_text(path: Path, text: str) -> None:
         f.write(text.encode())
 
 
-def _write_into(path: Path, data: memoryview) -> None:
+def _descriptor(path: Path) -> int | None:
+    """Which of the files that this process has open a path such as /dev/stdout means."""
+    places = {Path(p).resolve() for p in ("/dev/fd", "/proc/self/fd")}
+    while True:
+        place = path.parent.resolve()
+        if place in places and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = place / path.readlink()
+
+
+def _write_into(path: Path, ours: int | None, data: memoryview) -> None:
+    if ours is not None:  # opened anew it would have a position of its own
+        print(end="", flush=True)
+        with open(os.dup(ours), "wb") as f:
+            f.write(data)
+        return
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe that nobody reads would make us wait
     except OSError as e:

@@ -32,6 +32,7 @@ from shoal.training import checkpoint, trust
 from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
 
 OWN_FILES = ("config.json", "metrics.jsonl", "metrics.csv", "train.log", "signature", ".lock")
+HALVES = (*(f"{name}*.part" for name in OWN_FILES), "checkpoints/*.part", "checkpoints/nets/*/*.part", "media/step-*.part")
 LEFT = "left"  # the folder of checkpoints that came after the one from which a run goes on
 WORLDS = ["gymnasium", "pettingzoo", "Box2D", "gfootball", "mpe2", "lbforaging", "rware", "vmas", "envpool"]
 
@@ -163,7 +164,7 @@ class Run:
                 raise UserError(f"{path} is {what}, and a file is written there: move it away.")
 
     def lock(self) -> TextIO:
-        """Held while a process writes to the run; a second one is refused."""
+        """Held while a process writes to the run; a second one is refused. What a killed one left half written is removed."""
         self.refuse_links()
         f = (self.path / ".lock").open("w")
         try:
@@ -172,6 +173,8 @@ class Run:
             raise UserError(
                 f"the run {self.path} is being written by another process: wait for it, or stop it first."
             ) from None
+        for path in (p for pattern in HALVES for p in self.path.glob(pattern)):
+            path.unlink(missing_ok=True)
         return f
 
     @staticmethod
