@@ -1,5 +1,6 @@
 """Files: whole or not there, devices are written into, and nothing waits for a pipe."""
 
+import json
 import os
 import shutil
 import stat
@@ -226,3 +227,15 @@ def test_one_bad_run_does_not_hide_the_others(capsys, run, tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 1000
     assert "r0/config.json is not JSON" in err
     assert "r1/metrics.jsonl is a named pipe" in err
+
+
+def test_any_name_is_listed_as_it_is(capsys, run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "br" / "[old]")
+    shutil.copytree(run.path, tmp_path / "br" / "other\x1b[2J")
+    config = tmp_path / "br" / "[old]" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "env": "[/x]"}))
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "br/[old] " in out
+    assert "[/x]" in out
+    assert "other\\x1b[2J" in out

@@ -598,20 +598,22 @@ def table(columns: list[str], rows: list[list[str]], title: str = "", note: str 
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    rows = [[one_line(cell) for cell in r] for r in rows]  # a run's folder and what it names may be called anything
     console = Console(highlight=False)
     if not console.is_terminal:  # for files and pipes: whole words, however wide
         console = Console(
             highlight=False, width=max(120, sum(max(map(len, c), default=0) + 4 for c in zip(columns, *rows, strict=True)))
         )
     if title:
-        console.print(title, markup=False)
+        console.print(one_line(title), markup=False)
     t = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for k, c in enumerate(columns):
         numeric = bool(rows) and all(r[k][:1] in "-±0123456789" for r in rows)
         t.add_column(c, justify="right" if numeric else "left", overflow="fold")
     for r in rows:
-        t.add_row(*r)
+        t.add_row(*map(Text, r))
     console.print(t)
     if note:
         console.print(note, markup=False)

@@ -153,6 +153,11 @@ def test_other_kinds_of_file(tmp_path):
         plot([run], tmp_path / "c.txt")
 
 
+def test_names_are_no_formulas(tmp_path):
+    run = folder(tmp_path / "a", evals(1.0, 2.0), env="$\\frac{$", algo="$\\x$")
+    assert plot([run], tmp_path / "c.png").stat().st_size > 1000
+
+
 def test_mistakes_are_sentences(tmp_path):
     empty, run = folder(tmp_path / "empty", []), folder(tmp_path / "a", evals(1.0, 2.0))
     for metric in (None, "return/agents"):

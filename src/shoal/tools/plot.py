@@ -248,13 +248,15 @@ def _draw_line(axes: Axes, line: Line, color: str, style: str) -> None:
 def _dress(axes: Axes, heading: str, what: str, training: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#c3c8d2")
-    axes.set_title(heading, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
+    title = axes.set_title(heading, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
     axes.set_xlabel("environment steps", fontsize=10.5, color=INK)
-    axes.set_ylabel(f"{what} (training)" if training else what, fontsize=10.5, color=INK)
+    ylabel = axes.set_ylabel(f"{what} (training)" if training else what, fontsize=10.5, color=INK)
     axes.tick_params(labelsize=9.5, colors=PALE, length=3)
     axes.grid(color="#edeff3", linewidth=1)
     axes.set_axisbelow(True)
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
-    axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="best")
+    legend = axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="best")
+    for text in (title, ylabel, *legend.get_texts()):
+        text.set_parse_math(False)  # a name with a $ is no formula
