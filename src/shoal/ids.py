@@ -151,10 +151,11 @@ def id_of(kind: str, thing: Any) -> str:
         raise UserError(f"the {what} is {thing!r:.60}{made}: give its class, a function that makes one, or an id.")
     module, place, name = sys.modules.get(thing.__module__), thing.__module__, thing.__name__
     file = getattr(module, "__file__", None)
-    if getattr(module, thing.__qualname__, None) is not thing or (place == "__main__" and file is None):
+    lost = place == "__main__" and not (str(file).endswith(".py") and os.path.isfile(str(file)))  # it came through a pipe
+    if lost or getattr(module, thing.__qualname__, None) is not thing:
         raise UserError(
             f"the {what} is {thing.__qualname__}, which no import finds, neither that of workers nor that of a resume: "
-            "put it at the top level of a file."
+            "put it at the top level of a file, NAME.py."
         )
     if known := [e.id for e in catalog(kind).values() if (e.module, e.cls) == (place, name)]:
         return known[0]

@@ -412,8 +412,15 @@ def test_a_class_of_a_script_is_named_by_its_file(here, mine, monkeypatch):
     main = ModuleType("__main__")
     main.Here = Here
     monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(UserError, match="put it at the top level of a file"):  # of a notebook, or of python -c
-        id_of("envs", Here)
+    for file in (
+        None,
+        "<stdin>",
+        str(here / "gone.py"),
+        str(write(GYM, "script")),
+    ):  # of a notebook, python -c, python < script
+        main.__file__ = file
+        with pytest.raises(UserError, match="put it at the top level of a file"):
+            id_of("envs", Here)
     main.__file__ = str(write(GYM, "script.py"))
     assert id_of("envs", Here) == f"{here}/script.py:Here"
     main.__spec__ = ModuleSpec("bench_of_mine.script", None)  # of python -m
