@@ -313,7 +313,6 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
     (run,) = exactly(words, 1, "eval takes a run's folder")
     from shoal import api
     from shoal.tools.measure import summary, write_csv
-    from shoal.training.checkpoint import age_of
     from shoal.training.players import policy_name
 
     how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
@@ -322,8 +321,6 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
     if options.csv:
         write_csv(episodes, Path(options.csv))
     how, which = "sampled" if options.sampled else "greedy", policy_name(api.Run(run), options.checkpoint)
-    for sentence in age_of(api.Run(run).find(which)):
-        remark(sentence)
     if options.json:
         value = {"run": run, "checkpoint": which, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}
         print(json.dumps(value))

@@ -89,6 +89,31 @@ def test_an_older_file_is_loaded_with_a_remark(capsys, run):
     assert "last.pt has no checksum" in (run / "train.log").read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eval RUN --episodes 2",
+        "eval RUN --episodes 2 --team.agents RUN --checkpoint last",
+        "train ddqn probe_copy --steps 20 --envs 4 --quiet --out RUN/new --init RUN",
+        "train ddqn probe_copy --steps 20 --envs 4 --quiet --out RUN/new --init RUN/checkpoints/best.pt",
+    ],
+)
+def test_the_remark_is_made_wherever_policies_are_read(capsys, run, words):
+    path = run / "checkpoints" / "best.pt"
+    torch.save(torch.load(path, weights_only=True), path)
+    assert main(words.replace("RUN", str(run)).split()) == 0
+    assert (
+        capsys.readouterr().err == f"shoal: {path} has no checksum, as an older version wrote it: damage would not be seen.\n"
+    )
+
+
+def test_the_remark_is_made_where_a_policy_is_loaded(capsys, run):
+    path = run / "checkpoints" / "best.pt"
+    torch.save(torch.load(path, weights_only=True), path)
+    shoal.load(run)
+    assert "best.pt has no checksum" in capsys.readouterr().err
+
+
 def put(path, value):
     def change(state):
         *before, last = path.split("/")

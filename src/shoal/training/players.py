@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,20 @@ def policy_name(run: Run, which: str = "auto") -> str:
 
 
 def read_policy(run: Run, which: str = "auto") -> dict[str, Any]:
-    return run.load(policy_name(run, which))
+    return _read(run.find(policy_name(run, which)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    state = checkpoint.read(path)
+    for sentence in checkpoint.age_of(path):
+        _remark(sentence)
+    return state
+
+
+@cache
+def _remark(sentence: str) -> None:
+    """Once, however many groups are read from the file."""
+    print(f"shoal: {sentence}", file=sys.stderr)
 
 
 def restore_players(players: Players, state: dict[str, Any], source: str) -> None:
@@ -200,7 +215,7 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
 def load_weights(players: Players, source: str) -> None:
     """Start the learners from another run's weights and normalisers; optimisers begin anew."""
     path = Path(source)
-    state = checkpoint.read(path) if os.path.isfile(path) else read_policy(Run(path))
+    state = _read(path) if os.path.isfile(path) else read_policy(Run(source))
     for a in players.algorithms:
         if a.learns:
             restore(a, state, source, leave=tuple(n for n, m in a.named_modules() if isinstance(m, Optimiser)))
