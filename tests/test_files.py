@@ -239,3 +239,29 @@ def test_any_name_is_listed_as_it_is(capsys, run, tmp_path):
     assert "br/[old] " in out
     assert "[/x]" in out
     assert "other\\x1b[2J" in out
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_bad_run_among_those_to_be_plotted_is_a_remark(capsys, run, tmp_path, name):
+    bad = Path(shutil.copytree(run.path, tmp_path / "bad"))
+    (bad / name).unlink()
+    if name == "config.json":
+        (bad / name).write_text("{")
+    else:
+        os.mkfifo(bad / name)
+    picture = tmp_path / "x.png"
+    assert main(["plot", str(bad), "--out", str(picture)]) == 2
+    assert main(["plot", str(run.path), str(tmp_path / "nowhere"), "--out", str(picture)]) == 2  # a name that was mistyped
+    assert not picture.exists()
+    capsys.readouterr()
+    assert main(["plot", str(bad), str(run.path), "--out", str(picture)]) == 0
+    assert f"shoal: {bad / name} is " in capsys.readouterr().err
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("flags", ["--out=", "--init=", "--out= --seeds 2", "--init= --seeds 2"])
+def test_an_empty_name_is_not_as_if_none_were_given(capsys, tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ippo", "probe_copy", "--steps", "40", "--envs", "4", "--quiet", *flags.split()]) == 2
+    assert "the name of the run is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -110,7 +110,7 @@ def parse_value(text: str, kind: Any, where: str) -> Any:
             return word
         raise UserError(f"{where} is {shown}{near(word, args)}: it takes {', '.join(map(str, args))}.")
     if origin in (typing.Union, types.UnionType):
-        if type(None) in args and word.lower() in ("none", ""):
+        if type(None) in args and word.lower() == "none":
             return None
         for a in args:
             if a is not type(None):

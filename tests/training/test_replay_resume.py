@@ -767,7 +767,9 @@ def test_kill_9_among_saves(tmp_path, mine):
     assert main([*words, "--save.every", "0", "--out", str(tmp_path / "whole")]) == 0
     out = tmp_path / "killed"
     commands = [[*words, "--save.every", "12", "--out", str(out)], ["resume", str(out), "--quiet"]]
-    for aim, command in zip(("replay/*.part", "last.pt.*.part"), commands, strict=True):  # while one is written, if seen in time
+    for aim, command in zip(
+        ("replay/*.part", "last.pt.*.part"), commands, strict=True
+    ):  # while one is written, if seen in time
         before = Run(out).load("last")["step"] if out.exists() else 0
         process = subprocess.Popen([sys.executable, "-m", "shoal.cli", *command])
         folder, deadline = out / "checkpoints", time.time() + 240

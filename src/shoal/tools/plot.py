@@ -163,7 +163,7 @@ def plot(
     remark: Callable[[str], None] = lambda sentence: None,
 ) -> Path:
     """Write the runs' learning curves to `out` (.png, or another kind that Matplotlib writes) and return its path. `remark` is
-    told of runs in a folder that cannot be read."""
+    told of runs that cannot be read, where others can."""
     out = Path(out)
     if not runs:
         raise UserError("name at least one run to plot.")
@@ -173,7 +173,12 @@ def plot(
     kind = out.suffix[1:].lower() or "png"
     if kind not in kinds:
         raise UserError(f"{out} is of no kind that can be drawn: end it in .png, .pdf or .svg.")
-    named = [run for r in runs for run in ([r] if isinstance(r, Run) else _begun(r, remark))]
+    found = [_begun(r) for r in runs]
+    named, bad = [r for begun, _ in found for r in begun], [e for _, problems in found for e in problems]
+    if not named:
+        raise bad[0]
+    for problem in bad:
+        remark(str(problem))
     figure = draw(panels(curves(named), metric))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -184,21 +189,17 @@ def plot(
     return out
 
 
-def _begun(path: str | Path, remark: Callable[[str], None]) -> list[Run]:
-    """Of a folder's runs, those that have something to show; all, where none has, so that one says so. One that cannot be
-    read is a remark, where there are others."""
-    runs, bad = found_in(path, deep=True, skip=True)
+def _begun(path: str | Path | Run) -> tuple[list[Run], list[UserError]]:
+    """A run, or of a folder's runs those that have something to show; all, where none has, so that one says so. And what is
+    wrong with those that cannot be read."""
+    runs, bad = ([path], []) if isinstance(path, Run) else found_in(path, deep=True, skip=True)
     begun = []
     for run in runs:
         try:
             begun += [run] if run.metrics else []
         except UserError as e:
             bad.append(e)
-    if bad and not begun:
-        raise bad[0]
-    for problem in bad:
-        remark(str(problem))
-    return begun or runs
+    return begun if begun or bad else runs, bad
 
 
 def panels(found: Sequence[Curve], metric: str | None) -> dict[tuple[str, str], list[Line]]:

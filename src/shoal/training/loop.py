@@ -131,7 +131,7 @@ class Loop:
         try_shapers(self)
         if resolved.log.wandb:
             wandb.require(resolved.log)
-        if self.config.init and folder is None:
+        if self.config.init is not None and folder is None:
             load_weights(self.players, self.config.init)
 
     def speed_up(self) -> None:
@@ -526,7 +526,11 @@ class Loop:
         names = [p.stem for p in moved]
         if "best" in names:
             self.best = float("-inf")
-        where = f"; what came after it ({', '.join(names)}) is in {moved[0].parent.relative_to(self.folder.path)} now" if moved else ""
+        where = (
+            f"; what came after it ({', '.join(names)}) is in {moved[0].parent.relative_to(self.folder.path)} now"
+            if moved
+            else ""
+        )
         self.remarks.append(f"Goes on from step {self.step:,}{where}.")
 
     def replay_state(self) -> dict[str, Any]:

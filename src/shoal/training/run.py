@@ -182,7 +182,8 @@ class Run:
         """A new folder with its config.json and versions.json. Nothing is made when it cannot be made whole."""
         settings, run = resolved.settings, resolved.run
         record = settings.completed(players, recorded_world(world))
-        folder = Path(run.out) if run.out else _fresh(Path("runs") / slug(settings.env) / slug(settings.algo), run.seed)
+        default = Path("runs") / slug(settings.env) / slug(settings.algo)
+        folder = _fresh(default, run.seed) if run.out is None else named(run.out)
         refuse_taken(folder)
         trust.require_key(record)
         try:

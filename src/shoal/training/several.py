@@ -85,10 +85,11 @@ def branch(settings: Settings, config: RunConfig) -> list[Settings]:
     """The settings of each of `config.seeds` runs, with a seed and a folder of its own. Folders that hold something are
     refused before any is made."""
     seeds = range(config.seed, config.seed + config.seeds)
-    if config.out:
-        if os.path.exists(Path(config.out) / "config.json"):
-            raise UserError(f"{config.out} is a run, and --seeds makes a folder a seed under --out: choose another --out.")
-        folders = [Path(config.out) / f"seed{k}" for k in seeds]
+    if config.out is not None:
+        out = named(config.out)
+        if os.path.exists(out / "config.json"):
+            raise UserError(f"{out} is a run, and --seeds makes a folder a seed under --out: choose another --out.")
+        folders = [out / f"seed{k}" for k in seeds]
         for folder in folders:
             refuse_taken(folder)
     else:
@@ -110,11 +111,12 @@ def found_in(path: str | Path, deep: bool = False, skip: bool = False) -> tuple[
     """The run that a path names, or else those in the folder; with `deep`, at any depth. And of those what is wrong that cannot
     be read, where such are to be skipped."""
     path = named(path)
-    if os.path.isfile(path / "config.json") or not os.path.isdir(path):
-        return [Run(path)], []
     runs: list[Run] = []
     bad: list[UserError] = []
-    for config in sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural):
+    configs = [path / "config.json"] if os.path.isfile(path / "config.json") else []
+    if not configs and os.path.isdir(path):
+        configs = sorted(path.rglob("config.json") if deep else path.glob("*/config.json"), key=_natural)
+    for config in configs:
         try:
             runs.append(Run(config.parent))
         except UserError as e:
