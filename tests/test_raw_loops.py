@@ -617,7 +617,9 @@ def test_a_record_that_cannot_be_read_is_a_sentence(tmp_path):
     run = shoal.train("ppo", "CartPole-v1", out=tmp_path / "r", algo={"rollout": 5}, **QUICK)
     file = Path(run.path) / "config.json"
     whole = json.loads(file.read_text())
-    for wrong in ({"spec": {}}, {"spec": whole["world"]["spec"], "conversions": {"agent_0": 3}}):
+    spec, box = whole["world"]["spec"], {"type": "Box", "shape": [4], "dtype": "float32"}
+    odd = ({}, {"agent_0": 3}, {"agent_0": {"observation": box, "action": {"type": "Disk"}}}, {"agent_1": {}})
+    for wrong in ({"spec": {}}, *({"spec": spec, "conversions": c} for c in odd)):
         file.write_text(json.dumps({**whole, "world": wrong}))
         with pytest.raises(UserError, match=r"has a `world` that cannot be read"):
             shoal.load(run.path)

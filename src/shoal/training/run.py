@@ -85,7 +85,11 @@ class Run:
             env = self.resolve("cpu").make_env(1)
             return env.spec, env.conversions
         try:
-            return spec_of(world["spec"]), {a: Conversion(**c) for a, c in world["conversions"].items()}
+            spec, conversions = spec_of(world["spec"]), {a: Conversion(**c) for a, c in world["conversions"].items()}
+            for g in spec.groups:
+                for a in g.agents:  # made once, to see that they can be
+                    conversions[a].observer(g), conversions[a].moves()
+            return spec, conversions
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             raise UserError(
                 f"{self.path / 'config.json'} has a `world` that cannot be read: {type(e).__name__}: {e}."
