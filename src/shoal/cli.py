@@ -10,8 +10,10 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -216,8 +218,9 @@ also:
 
 
 FROM = """\
-  --from best|STEP|FILE   go on from another checkpoint than the last: later lines of the logs are cut off, later checkpoints
-                          are moved to checkpoints/left/1 (2, 3, ...), and a replay begins empty
+  --from best|STEP|FILE   go on from another checkpoint than the last: later log
+                          lines are cut off, later checkpoints moved to
+                          checkpoints/left/1 (2, 3, ...), a replay begins empty
 """
 
 
@@ -575,10 +578,13 @@ def exactly(words: list[str], n: int, sentence: str) -> list[str]:
 def print_flags(usage: str, sections: dict[str, dict[str, Flag]], notes: str = "") -> None:
     print(usage)
     wide = max(len(f.name) for fs in sections.values() for f in fs.values())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # a pipe gets a line a flag
+    indent = " " * (wide + 6)
     for section, flags in sections.items():
         print(f"\n{section}:" if flags else "", end="\n" if flags else "")
         for f in flags.values():
-            print(f"  --{f.name:<{wide}}  {f.help} ({f.kind}; {_shown(f.default)})")
+            line = f"  --{f.name:<{wide}}  {f.help} ({f.kind}; {_shown(f.default)})"
+            print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False))
     if notes:
         print(f"\n{notes}".rstrip())
 
