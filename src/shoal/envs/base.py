@@ -29,7 +29,7 @@ from shoal.envs.conversions import Conversion, direct
 from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
 
 State = dict[str, Tensor]
-LEAST = 128  # bytes that a row takes, of whatever world
+ROW_BYTES = 128  # bytes that a row takes, of whatever world
 Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither
 
 
@@ -135,7 +135,7 @@ class World(Environment, ABC):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
-        refuse_bytes(rows * LEAST, self.device, f"{rows:,} rows")
+        refuse_bytes(rows * ROW_BYTES, self.device, f"{rows:,} rows")
         self.setup()
         refuse_more_than_fits(self.spec, self.device, rows, 2)
         self.noise = self.noise_begin + self.noise_step

@@ -72,7 +72,7 @@ class Host(Environment, ABC):
     Config: Any = HostConfig
     noise = 2  # uniform numbers of which a row's next seed is made
     widest = 16  # rows of an evaluation
-    looks = True  # for numbers that are not finite; false for whoever does so itself
+    checks_finite = True  # whether numbers that are not finite stop it; false where somebody else looks for them
 
     @classmethod
     @abstractmethod
@@ -262,7 +262,7 @@ class Host(Environment, ABC):
 
     def _require_finite(self, rows: slice, arrays_: Look) -> None:
         """Nothing that these rows gave or are given is infinite or NaN, but what the dead see and do."""
-        for place, x in arrays_.items() if self.looks else ():
+        for place, x in arrays_.items() if self.checks_finite else ():
             if x.dtype.kind != "f" or np.isfinite(x).all():
                 continue
             kind, name = place if len(place) == 2 else ("observation", place[0]) if len(place) == 3 else ("state", "")

@@ -324,7 +324,7 @@ class Doctor:
         rows = self.options.rows
         with self.during("making the world", rows + 1):
             env = cls(config, rows=rows)
-        env.looks = False  # what is not finite is found here
+        env.checks_finite = False  # what is not finite is found here
         self.met = True
         self.line.send(("spec", env.spec))
         draw, players = generator(0, "check"), _players(env.spec)
@@ -354,7 +354,7 @@ class Doctor:
             frame = outcome.frame
         watch.tell()
         other = cls(config, rows=rows)
-        other.looks = False
+        other.checks_finite = False
         self.again(other, begin, tape, state)
         for sentence in env.news:
             self.note(f"news {len(self.found)}", sentence)
