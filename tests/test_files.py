@@ -81,6 +81,8 @@ def test_what_a_killed_run_left_half_written_is_removed(run, tmp_path, name):
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
 def test_a_file_that_is_open_is_written_on(tmp_path, name):
     """As a shell's `> f` has it: each goes on where the other ended, and f stays the file that it was."""
+    if not os.path.lexists("/dev/stdout"):
+        pytest.skip("there is no /dev/stdout here")
     if name == "link":
         (tmp_path / "link").symlink_to("/dev/stdout")
     code = "import sys; from pathlib import Path; from shoal.files import write_text as w; "
