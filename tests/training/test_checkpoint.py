@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import contents, refused
 
 import shoal
 from shoal.cli import main
@@ -31,18 +32,6 @@ def made(tmp_path_factory):
 @pytest.fixture
 def run(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "r"))
-
-
-def contents(folder):
-    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def refused(capsys, *words):
-    assert main([*map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"shoal: [^\n]+\.\n", err)
-    return err
 
 
 def test_pytorch_and_zip_read_it(tmp_path):

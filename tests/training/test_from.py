@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from commands import contents, refused
 
 import shoal
 from shoal.cli import main
@@ -30,24 +31,12 @@ def run(made, tmp_path):
     return Run(shutil.copytree(made, tmp_path / "r"))
 
 
-def contents(folder):
-    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def metrics(run):
     return [{k: v for k, v in line.items() if k != "time"} for line in run.metrics]
 
 
 def steps_of(text):
     return re.findall(r"^Step: +(\d+)", text, re.MULTILINE)
-
-
-def refused(capsys, *words):
-    assert main([*map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"shoal: [^\n]+\.\n", err)
-    return err
 
 
 def test_a_run_whose_last_checkpoint_is_gone_is_refused_and_left_alone(capsys, run):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import contents, refused
 
 import shoal
 from shoal.cli import main
@@ -55,18 +55,6 @@ def sent(made, tmp_path):
 
 def ran(run):
     return bool(list(run.rglob("ran")))
-
-
-def contents(folder):
-    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def refused(capsys, *words):
-    assert main([*map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"shoal: [^\n]+\.\n", err)
-    return err
 
 
 def verbs(run, tmp_path):
@@ -177,11 +165,11 @@ def test_a_run_made_here_goes_on_wherever_it_lies(made, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c.update(env="/tmp/evil.py:Name"),
+        lambda c: c.update(env="EVIL.py:Name"),
         lambda c: c.update(env="evil:Name"),
         lambda c: c.update(env="gymnasium/evil:Name-v0"),
         lambda c: c["sections"].setdefault("net", {}).update(module="evil:Name"),
-        lambda c: c["players"]["agents"].update(id="/tmp/evil.py"),
+        lambda c: c["players"]["agents"].update(id="EVIL.py"),
         lambda c: c["players"]["agents"]["net"].update(module="evil:Name"),
         *(
             lambda c, word=word: c["players"]["agents"]["algo"].update(normaliser=word)
@@ -204,7 +192,7 @@ def test_a_config_that_names_what_lies_elsewhere_is_code_too(capsys, tmp_path, m
     monkeypatch.chdir(tmp_path)
     config = json.loads((run / "config.json").read_text())
     change(config)
-    (run / "config.json").write_text(json.dumps(config).replace("/tmp/evil.py", str(tmp_path / "evil.py")))
+    (run / "config.json").write_text(json.dumps(config).replace("EVIL.py", str(tmp_path / "evil.py")))
     for verb in ("eval", "resume"):
         assert "--trust" in refused(capsys, verb, run)
     assert not ran(tmp_path)
