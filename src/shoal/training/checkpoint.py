@@ -109,13 +109,13 @@ def _compare(f: BinaryIO) -> None:
     if length is None:
         return
     f.seek(0)
-    told, rest = hashlib.sha256(), length - 2
+    digest, rest = hashlib.sha256(), length - 2
     while rest and (piece := f.read(min(rest, 1 << 20))):
-        told.update(piece)
+        digest.update(piece)
         rest -= len(piece)
-    told.update(b"\0\0")  # the comment's length, before there was one
+    digest.update(b"\0\0")  # the comment's length, before there was one
     f.seek(length + len(MARK))
-    if told.hexdigest().encode() != f.read():
+    if digest.hexdigest().encode() != f.read():
         raise DamagedError
 
 
