@@ -97,7 +97,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     # several learners of several kinds, and worlds in Python
     "mixed": ("mappo", "simple_adversary", {"team": {"adversary": "iql"}, "groups": {"adversary": {"algo": SHORT}}}),
     "random": ("mappo", "simple_tag", {"team": {"agent": "random"}}),
-    "gymnasium": ("ppo", "gymnasium:Acrobot-v1", {"env": {"workers": 0}}),
+    "gymnasium": ("ppo", "gymnasium/Acrobot-v1", {}),
 }  # fmt: skip
 
 RUN = """

@@ -65,12 +65,12 @@ def follow(policy, world, steps):
         chosen = {g.name: to_space(g.action, actions[g.name]) for g in spec.groups}
         for row in range(world.rows):
             seen = named(spec, frame, row)
-            acts, kept[row] = policy.act(seen, None if begins else kept[row])
-            assert acts.keys() == seen.keys()
+            active, kept[row] = policy.act(seen, None if begins else kept[row])
+            assert active.keys() == seen.keys()
             wanted, mine, theirs = by_name(spec, chosen, row), by_name(spec, kept[row].state), by_name(spec, memory, row)
             fresh = by_name(spec, policy.act(seen)[1].state)
             for name in seen:
-                assert alike([acts[name]], wanted[name]), (t, row, name)
+                assert alike([active[name]], wanted[name]), (t, row, name)
                 assert alike(mine[name], theirs[name]), (t, row, name)
                 recalled += not alike(mine[name], fresh[name])
         frame = play(world, actions, uniform()).frame
@@ -149,8 +149,8 @@ def test_lists_and_numbers_of_any_kind_are_observations(deaths):
     as_doubles = {k: x.astype(np.float64) for k, x in seen.items()}
     mixed = {names[0]: as_lists[names[0]], names[1]: seen[names[1]], names[2]: as_doubles[names[2]]}
     for same in (as_lists, as_doubles, mixed):
-        acts, memory = deaths.act(same)
-        assert acts == deaths.act(seen)[0]
+        active, memory = deaths.act(same)
+        assert active == deaths.act(seen)[0]
         assert torch.allclose(hidden(memory), hidden(deaths.act(seen)[1]))
 
 
@@ -161,7 +161,7 @@ def test_who_waits_for_a_turn_keeps_its_memory(tmp_path):
     for _ in range(6):
         with torch.no_grad():
             actions, memory, _ = policy.players.act(frame, memory, {}, explore=False, greedy=True)
-        moves = dict(zip(world.spec["agents"].agents, frame["agents"].acts[0].tolist(), strict=True))
+        moves = dict(zip(world.spec["agents"].agents, frame["agents"].active[0].tolist(), strict=True))
         _, kept = policy.act({name: x for name, x in named(world.spec, frame, 0).items() if moves[name]}, kept)
         assert torch.allclose(hidden(kept), memory["agents"]["actor"]["hidden"][0], atol=1e-5)
         frame = play(world, actions, torch.zeros(1, world.noise)).frame
@@ -175,8 +175,8 @@ def test_who_does_not_learn_does_not_act_at_random(tmp_path):
     frame, memory = world.reset(torch.rand(6, world.noise)), policy.players.memory(6, world.device)
     with torch.no_grad():
         noise = policy.players.noise(torch.Generator().manual_seed(0), 6)
-        drawn, greedy = (policy.players.act(frame, memory, noise, explore=True, greedy=g)[0]["agents"] for g in (False, True))
-    assert (drawn - greedy).abs().max() < 0.1
+        sample, greedy = (policy.players.act(frame, memory, noise, explore=True, greedy=g)[0]["agents"] for g in (False, True))
+    assert (sample - greedy).abs().max() < 0.1
 
 
 # --- images, and observations with names ---
@@ -236,8 +236,8 @@ def test_masks_are_kept_to(tmp_path):
     for row in range(4):
         seen, (name, other) = named(world.spec, frame, row), world.spec.groups[0].agents
         for choice in range(n):
-            acts, _ = policy.act(seen, masks={name: np.arange(n) == choice, other: np.ones(n)})
-            assert acts[name] == choice
+            active, _ = policy.act(seen, masks={name: np.arange(n) == choice, other: np.ones(n)})
+            assert active[name] == choice
     with pytest.raises(UserError, match=rf"trained with masks, and there is none for '{other}'"):
         policy.act(seen, masks={name: np.ones(n)})
     with pytest.raises(UserError, match="allows no choice at all"):

@@ -336,8 +336,8 @@ def test_a_raw_loop_earns_what_an_evaluation_did(done, name):
         for i, a in enumerate(g.agents):
             raw = torch.tensor([r[a] for r in played.returns], dtype=torch.float64)
             assert torch.allclose(episodes.returns[g.name][:, i], raw, atol=1e-4), a
-    paid = {x for r in played.returns for x in r.values()}
-    assert len(paid) > 1 or name in ("foraging", "start")  # what is always the same shows nothing
+    learner_reward = {x for r in played.returns for x in r.values()}
+    assert len(learner_reward) > 1 or name in ("foraging", "start")  # what is always the same shows nothing
 
 
 def test_a_policy_says_what_it_takes(done):
@@ -535,12 +535,12 @@ def test_draws_go_on_from_call_to_call(tmp_path):
     run = shoal.train("ippo", "simple_tag", team={"agent": "random"}, out=tmp_path / "r", algo={"rollout": 5}, **QUICK)
     policy = shoal.load(run)
     seen = {a: [0.1] * g.obs[0] for g in policy.spec.groups for a in g.agents}
-    acts = [policy.act(seen)[0] for _ in range(60)]
-    assert len({a["agent_0"] for a in acts}) == 5  # a uniform choice of 5 leaves one out once in 650,000 times
-    assert len({tuple(a.values())[:3] for a in acts}) == 1  # the others are greedy
+    active = [policy.act(seen)[0] for _ in range(60)]
+    assert len({a["agent_0"] for a in active}) == 5  # a uniform choice of 5 leaves one out once in 650,000 times
+    assert len({tuple(a.values())[:3] for a in active}) == 1  # the others are greedy
     assert len({tuple(policy.act(seen, sampled=True)[0].values())[:3] for _ in range(60)}) > 1
-    assert [policy.act(seen)[0] for policy in (shoal.load(run), shoal.load(run))] == acts[:1] * 2
-    assert [shoal.load(run, seed=k).act(seen)[0]["agent_0"] for k in range(20)] != [acts[0]["agent_0"]] * 20
+    assert [policy.act(seen)[0] for policy in (shoal.load(run), shoal.load(run))] == active[:1] * 2
+    assert [shoal.load(run, seed=k).act(seen)[0]["agent_0"] for k in range(20)] != [active[0]["agent_0"]] * 20
 
 
 # --- worlds in tensors, in the loops of the libraries that they are like ---

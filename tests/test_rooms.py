@@ -23,7 +23,9 @@ LEVELS = {
 }
 ATTICS = {"utils", "util", "common", "misc", "helpers", "helper"}
 FOREIGN_WORLDS = {"mpe2", "gymnasium", "pettingzoo", "gym", "vmas", "envpool", "mamujoco", "lbforaging", "rware"}
-HOSTS = {f"envs/{name}.py" for name in (*FOREIGN_WORLDS, "rows", "crew", "vector", "football", "own")}  # rows are stepped there
+HOSTS = {
+    f"envs/{name}.py" for name in (*FOREIGN_WORLDS, "rows", "workers", "vector", "football", "own")
+}  # rows are stepped there
 HOMES = {  # library -> the files, or the folder, where it may be imported
     "wandb": ("log/wandb.py",),
     "triton": ("ops/triton.py",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, View, tree_leaves, tree_map, where_rows
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, View, tree_leaves, tree_map, where_rows
 
 torch.set_num_threads(1)
 
@@ -47,7 +47,7 @@ def test_tree_map_goes_everywhere_and_changes_nothing() -> None:
 
 
 def test_tree_map_over_several() -> None:
-    a, b = {"p": Pay(torch.ones(2), torch.zeros(2))}, {"p": Pay(torch.full((2,), 5.0), torch.ones(2))}
+    a, b = {"p": Result(torch.ones(2), torch.zeros(2))}, {"p": Result(torch.full((2,), 5.0), torch.ones(2))}
     out = tree_map(lambda x, y: x + 10 * y, a, b)
     assert out["p"].reward.tolist() == [51.0, 51.0]
     assert out["p"].terminated.tolist() == [10.0, 10.0]

@@ -53,11 +53,11 @@ def prepare(work: SimpleNamespace) -> tuple[dict[str, Any], Callable[[], int]]:
         def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
             chosen = torch.stack([actions[name].view(-1) for name in worlds.agents], -1).long()
             observations, rewards, over = worlds.step(chosen.cpu().numpy())
-            paid = torch.as_tensor(rewards, device=device)
+            learner_reward = torch.as_tensor(rewards, device=device)
             cut = torch.as_tensor(over, device=device).view(-1, 1)
             return (
                 self.show(observations),
-                {name: paid[:, i : i + 1] for i, name in enumerate(worlds.agents)},
+                {name: learner_reward[:, i : i + 1] for i, name in enumerate(worlds.agents)},
                 dict.fromkeys(worlds.agents, torch.zeros_like(cut)),
                 dict.fromkeys(worlds.agents, cut),
                 {},

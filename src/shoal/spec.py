@@ -169,7 +169,7 @@ class View:
 
     obs: Tensor | dict[str, Tensor]  # [B, N, *O] of any dtype
     alive: Tensor  # [B, N]
-    acts: Tensor  # [B, N] alive and to move now; equals `alive` unless turn-based
+    active: Tensor  # [B, N] alive and to move now; equals `alive` unless turn-based
     start: Tensor  # [B, N] an agent's first frame: new episode or late arrival
     legal: Tensor | None = None  # [B, N, A] the choices of all discrete dimensions end to end; never all false
 
@@ -184,7 +184,7 @@ class Frame:
 
 
 @dataclass
-class Pay:
+class Result:
     """What one group earned in a step."""
 
     reward: Tensor  # [B, N] reported
@@ -194,7 +194,7 @@ class Pay:
 
 @dataclass
 class Outcome:
-    pays: dict[str, Pay]
+    results: dict[str, Result]
     over: Tensor  # [B] the row's episode ended
     stats: dict[str, Tensor]  # each [B]
     next: Frame  # the true next frame
@@ -209,11 +209,13 @@ class Batch:
     frame: Frame  # [T, B, ...]
     next: Frame  # [T, B, ...] the true next frames
     actions: dict[str, Tensor]  # [T, B, N] or [T, B, N, D]
-    pays: dict[str, Pay]  # [T, B, N] raw
+    results: dict[str, Result]  # [T, B, N] raw
     over: Tensor  # [T, B]
     extras: dict[str, dict[str, Tensor]]  # what `act` left beside each action: [T, B, N, ...]
     memory: dict[str, Any]  # the memory before the first step: trees of [B, N, ...]
-    paid: dict[str, Tensor] = field(default_factory=dict)  # [T, B, N] what the learner is paid: shaping and bonus in it
+    learner_reward: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # [T, B, N] what the learner is paid: shaping and bonus in it
     noise: Tensor | None = None  # uniform numbers for the update's own draws
     memories: dict[str, Any] | None = None  # the memory before each step, [T, B, N, ...], where somebody asked for it
     weight: Tensor | None = None  # [B] importance of each sequence, where they were not drawn evenly

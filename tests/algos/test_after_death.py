@@ -23,7 +23,7 @@ from shoal.api import make
 from shoal.ids import catalog
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.evaluate import evaluate
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
@@ -61,7 +61,17 @@ def each(x, shape, dtype):
 
 
 def lived(
-    alive, alive_tp1, paid, ended=None, over=N, seen=None, seen_tp1=None, start_tp1=N, acts=None, acts_tp1=None, action=0
+    alive,
+    alive_tp1,
+    learner_reward,
+    ended=None,
+    over=N,
+    seen=None,
+    seen_tp1=None,
+    start_tp1=N,
+    active=None,
+    acts_tp1=None,
+    action=0,
 ):
     """Steps [T, 1, N] of one row in which agents are alive now and then, and are paid; each sees a row of numbers."""
     steps = len(alive)
@@ -70,14 +80,14 @@ def lived(
     ended = each([NOBODY] * steps if ended is None else ended, shape, torch.bool)
     obs, obs_tp1 = (torch.tensor(x, dtype=torch.float).reshape(steps, 1, 2, -1) for x in (seen, seen_tp1))
     begins = each([NOBODY] * steps if start_tp1 is N else start_tp1, shape, torch.bool)
-    moves = alive if acts is None else each(acts, shape, torch.bool)
+    active = alive if active is None else each(active, shape, torch.bool)
     then = alive_tp1 if acts_tp1 is None else each(acts_tp1, shape, torch.bool)
-    reward = each(paid, shape, torch.float)
+    reward = each(learner_reward, shape, torch.float)
     return Batch(
-        Frame({"agents": View(obs, alive, moves, torch.zeros_like(alive))}),
+        Frame({"agents": View(obs, alive, active, torch.zeros_like(alive))}),
         Frame({"agents": View(obs_tp1, alive_tp1, then, begins)}),
         {"agents": each([[action] * 2] * steps, shape, torch.long)},
-        {"agents": Pay(torch.full_like(reward, JUNK), ended)},
+        {"agents": Result(torch.full_like(reward, JUNK), ended)},
         torch.tensor([over] * steps if isinstance(over, bool) else over)[:, None],
         {"agents": {"log_prob": torch.zeros(shape)}},
         {"agents": {}},
@@ -109,8 +119,8 @@ def near(x, y, tol=2e-5):
 )
 def test_a_return_goes_on_where_a_teams_pay_is_common_and_its_agents_die(spec, asked, goes_on):
     for cls in (PPO, IQL, DDPG):
-        assert made(cls, spec, after_death=asked).outlives == goes_on
-    assert made(PPO, spec, after_death=asked).sight.blank == goes_on
+        assert made(cls, spec, after_death=asked).returns_after_death == goes_on
+    assert made(PPO, spec, after_death=asked).observations.blank == goes_on
 
 
 def test_what_is_refused():
@@ -151,7 +161,7 @@ def advantages(a, batch):
 DEATH = {
     "alive": [BOTH, FIRST, FIRST],
     "alive_tp1": [FIRST, FIRST, FIRST],
-    "paid": [[1, 1], [2, JUNK], [4, JUNK]],
+    "learner_reward": [[1, 1], [2, JUNK], [4, JUNK]],
     "seen": [[0, -2], [0, JUNK], [0, JUNK]],
     "seen_tp1": [[0, JUNK]] * 3,
 }
@@ -171,7 +181,7 @@ CASES = {  # what differs, and agent 1's advantages: A_2, A_1 = -1 + A_2/4, A_0 
             "alive": [BOTH, FIRST, BOTH],
             "alive_tp1": [FIRST, BOTH, BOTH],
             "start_tp1": [NOBODY, SECOND, NOBODY],
-            "paid": [[1, 1], [2, JUNK], [4, 3]],
+            "learner_reward": [[1, 1], [2, JUNK], [4, 3]],
             "seen": [[0, -2], [0, JUNK], [0, 2]],
             "seen_tp1": [[0, JUNK], [0, 2], [0, 2]],
         },
@@ -184,7 +194,7 @@ CASES = {  # what differs, and agent 1's advantages: A_2, A_1 = -1 + A_2/4, A_0 
             "alive": [BOTH] * 3,
             "alive_tp1": [BOTH] * 3,
             "start_tp1": [SECOND, NOBODY, NOBODY],
-            "paid": [[1, 1], [2, 3], [4, 3]],
+            "learner_reward": [[1, 1], [2, 3], [4, 3]],
             "seen": [[0, -2], [0, 2], [0, 2]],
             "seen_tp1": [[0, 2]] * 3,
         },
@@ -196,7 +206,7 @@ CASES = {  # what differs, and agent 1's advantages: A_2, A_1 = -1 + A_2/4, A_0 
             "alive": [FIRST, BOTH, BOTH],
             "alive_tp1": [BOTH] * 3,
             "start_tp1": [SECOND, NOBODY, NOBODY],
-            "paid": [[1, JUNK], [2, 3], [4, 3]],
+            "learner_reward": [[1, JUNK], [2, 3], [4, 3]],
             "seen": [[0, JUNK], [0, 2], [0, 2]],
             "seen_tp1": [[0, 2]] * 3,
         },
@@ -208,7 +218,7 @@ CASES = {  # what differs, and agent 1's advantages: A_2, A_1 = -1 + A_2/4, A_0 
             "alive": [BOTH] * 3,
             "alive_tp1": [BOTH, BOTH, NOBODY],
             "over": [N, N, Y],
-            "paid": [[1, 1]] * 3,
+            "learner_reward": [[1, 1]] * 3,
             "seen": [[0, -6]] * 3,
             "seen_tp1": [[0, -6], [0, -6], [0, 4]],
         },
@@ -219,7 +229,7 @@ CASES = {  # what differs, and agent 1's advantages: A_2, A_1 = -1 + A_2/4, A_0 
         {
             "alive": [BOTH, BOTH, NOBODY],
             "alive_tp1": [BOTH, NOBODY, NOBODY],
-            "paid": [[1, 1], [1, 1], [JUNK, JUNK]],
+            "learner_reward": [[1, 1], [1, 1], [JUNK, JUNK]],
             "seen": [[0, -6], [0, -6], [JUNK, JUNK]],
             "seen_tp1": [[0, -6], [0, 4], [JUNK, JUNK]],
         },
@@ -302,10 +312,10 @@ def test_a_team_is_all_its_groups_whoever_plays_them():
         there = {g: flags([*x, x[-1]][shift:][:3]) for g, x in alive.items()}
         return Frame({g: View(torch.zeros(3, 1, 1, 1), x, x, torch.zeros_like(x)) for g, x in there.items()})
 
-    paid = {"mine": [1.0, JUNK, JUNK], "theirs": [1.0, 3, JUNK], "foes": [JUNK] * 3}
-    pays = {g: Pay(torch.zeros(3, 1, 1), flags(x)) for g, x in ended.items()}
+    learner_reward = {"mine": [1.0, JUNK, JUNK], "theirs": [1.0, 3, JUNK], "foes": [JUNK] * 3}
+    results = {g: Result(torch.zeros(3, 1, 1), flags(x)) for g, x in ended.items()}
     over = torch.zeros(3, 1, dtype=torch.bool)
-    batch = Batch(frame(0), frame(1), {}, pays, over, {}, {}, {g: flags(x) for g, x in paid.items()})
+    batch = Batch(frame(0), frame(1), {}, results, over, {}, {}, {g: flags(x) for g, x in learner_reward.items()})
     terminated, cut = a.ends(batch)
     assert terminated.flatten().tolist() == [N, Y, Y]
     assert cut.flatten().tolist() == [N, Y, Y]
@@ -320,10 +330,13 @@ def test_a_team_is_all_its_groups_whoever_plays_them():
 
 def test_the_living_keep_what_they_are_paid_and_the_dead_earn_their_mean():
     spec = world(group(n=2), group("more", 1))
-    batch = lived(**{**DEATH, "paid": [[1, 5], [2, JUNK], [4, JUNK]]}, ended=DIES)
+    batch = lived(**{**DEATH, "learner_reward": [[1, 5], [2, JUNK], [4, JUNK]]}, ended=DIES)
     view = View(torch.zeros(3, 1, 1, 1), *[torch.ones(3, 1, 1, dtype=torch.bool)] * 3)
     batch.frame.views["more"] = batch.next.views["more"] = view
-    batch.pays["more"], batch.paid["more"] = Pay(torch.zeros(3, 1, 1), torch.zeros(3, 1, 1).bool()), torch.full((3, 1, 1), 8.0)
+    batch.results["more"], batch.learner_reward["more"] = (
+        Result(torch.zeros(3, 1, 1), torch.zeros(3, 1, 1).bool()),
+        torch.full((3, 1, 1), 8.0),
+    )
     assert made(PPO, spec).earned(batch)[:, 0].tolist() == [[1, 5], [2, 5], [4, 6]]
 
 
@@ -336,9 +349,9 @@ def test_the_last_turn_before_a_death_collects_what_the_team_earns_until_its_end
     turns = {
         "alive": [BOTH, BOTH, FIRST, FIRST],
         "alive_tp1": [BOTH, FIRST, FIRST, NOBODY],
-        "acts": [SECOND, FIRST, FIRST, FIRST],
+        "active": [SECOND, FIRST, FIRST, FIRST],
         "acts_tp1": [FIRST, FIRST, FIRST, NOBODY],
-        "paid": [[1, 1], [2, 2], [4, JUNK], [8, JUNK]],
+        "learner_reward": [[1, 1], [2, 2], [4, JUNK], [8, JUNK]],
         "ended": [NOBODY, SECOND, NOBODY, FIRST],
         "over": [N, N, N, Y],
         "seen": [[0, -2], [0, 0], [0, JUNK], [0, JUNK]],
@@ -420,8 +433,8 @@ def test_of_the_dead_the_one_choice_is_learnt_and_bootstrapped_from(case, told):
     now, then, ended, over, value, goal = MOMENTS[case]
     shown = [[0.0, 0], [-2, 0] if now[1] else [JUNK, JUNK]]
     after = [[0.0, 0], [0, 7] if then[1] or case == "is cut off with the team" else [JUNK, JUNK]]
-    paid = [2.0 if now[0] else JUNK, 1.0 if now[1] else JUNK]
-    batch = lived([now], [then], [paid], [ended], over, [shown], [after], action=0 if now[1] else 1)
+    learner_reward = [2.0 if now[0] else JUNK, 1.0 if now[1] else JUNK]
+    batch = lived([now], [then], [learner_reward], [ended], over, [shown], [after], action=0 if now[1] else 1)
     choosing().update(batch)
     (seen,) = told
     assert seen["mask"][0, 0].tolist() == ([Y, Y] if value is not None else NOBODY)
@@ -465,7 +478,7 @@ def test_mixers_count_the_dead_as_nothing_as_before(told):
     """2 + 8/2: the dead add neither to the value nor to the next one."""
     batch = lived([FIRST], [FIRST], [[2.0, JUNK]], seen=[[[1.0, 0], [JUNK, JUNK]]], seen_tp1=[[[8.0, 0], [JUNK, JUNK]]])
     a = choosing(VDN)
-    assert a.outlives
+    assert a.returns_after_death
     assert not a.values_dead
     a.update(batch)
     near(told[0]["value"].flatten(), [1.0])
@@ -597,20 +610,20 @@ def test_what_the_dead_see_do_and_are_paid_changes_nothing(name, algo, net):
     """Nor does what shaping pays to them; with `ghost` it is 10 a step."""
     loop, twin = (loop_of(name, algo=algo, net=net) for _ in range(2))
     a, b = loop.learners[0], twin.learners[0]
-    assert a.outlives
+    assert a.returns_after_death
     loop.collector.collect(5)
     batch = batch_of(loop, getattr(a.feed, "length", a.feed.steps))
     gone, later = ~batch.frame["agents"].alive, ~batch.next["agents"].alive
     assert gone.any()
-    spoilt = dataclasses.replace(batch, actions=dict(batch.actions), paid=dict(batch.paid))
+    spoilt = dataclasses.replace(batch, actions=dict(batch.actions), learner_reward=dict(batch.learner_reward))
     spoilt.actions["agents"] = torch.where(gone, 1 - batch.actions["agents"], batch.actions["agents"])
-    spoilt.paid["agents"] = torch.where(gone, 1e3, batch.paid["agents"])
+    spoilt.learner_reward["agents"] = torch.where(gone, 1e3, batch.learner_reward["agents"])
     blank = {k: dataclasses.replace(f["agents"]) for k, f in (("frame", batch.frame), ("next", batch.next))}
     for k, mask in (("frame", gone), ("next", later)):
         blank[k].obs = torch.where(mask[..., None], 1e3, blank[k].obs)
         setattr(spoilt, k, dataclasses.replace(getattr(batch, k), views={"agents": blank[k]}))
     for x, given in ((a, batch), (b, spoilt)):
-        x.witness(given)
+        x.update_statistics(given)
         x.update(given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     assert any((x != 0).any() for k, x in a.state_dict().items() if k.endswith("optimiser.first"))

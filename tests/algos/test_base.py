@@ -325,11 +325,11 @@ def test_joined_parted_and_mask() -> None:
     spec = EnvSpec((group("a", 2), group("b", 3)))
     algorithm = fake(spec, ("a", "b"))
     parts = {"a": torch.zeros(4, 5, 2, 7), "b": torch.ones(4, 5, 3, 7)}
-    whole = algorithm.joined(parts.__getitem__, 2)
+    whole = algorithm.cat_groups(parts.__getitem__, 2)
     assert whole.shape == (4, 5, 5, 7)
-    back = algorithm.parted(whole, 2)
+    back = algorithm.split_groups(whole, 2)
     assert all(torch.equal(back[g], parts[g]) for g in "ab")
-    assert algorithm.joined(lambda g: None, 2) is None
+    assert algorithm.cat_groups(lambda g: None, 2) is None
     assert algorithm.n == 5
     assert algorithm.mask(batch_of(Frame({}), (1, 1))) is None  # everybody acts all the time
     mortal = fake(EnvSpec((group("a", 2, mortal=True), group("b", 1))), ("a", "b"))
@@ -338,5 +338,5 @@ def test_joined_parted_and_mask() -> None:
     mask = mortal.mask(replace(batch_of(f, (3, 1)), frame=f))
     assert mask is not None
     assert mask[0, 0].tolist() == [False, False, True]
-    assert fake(EnvSpec((group(),), turns=True)).uneven
-    assert not fake(EnvSpec((group(),))).uneven
+    assert fake(EnvSpec((group(),), turns=True)).has_inactive
+    assert not fake(EnvSpec((group(),))).has_inactive

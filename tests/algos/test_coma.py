@@ -20,7 +20,20 @@ from shoal.algos.coma import COMA
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses, native, values
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -49,14 +62,14 @@ PLAIN = {
 }
 
 
-def crew(n=1, action=None, name="agents", obs=None, **more):
+def agent_group(n=1, action=None, name="agents", obs=None, **more):
     action = action or Discrete(2)
     return Group(name, "t", tuple(f"{name}_{i}" for i in range(n)), obs or (sum(action.sizes),), action, **more)
 
 
 def world(n=1, action=None, **more):
     group = {k: more.pop(k) for k in ("mortal", "masked", "obs") if k in more}
-    return EnvSpec((crew(n, action, **group),), **{"common": True, **more})
+    return EnvSpec((agent_group(n, action, **group),), **{"common": True, **more})
 
 
 def clear(net):
@@ -70,7 +83,7 @@ def learner(spec=None, net=None, fused=False, logits=None, **config):
     nets = NetConfig(**{"hidden": (), **(net or {})})
     groups = tuple(g.name for g in spec.groups)
     a = COMA(spec, groups, COMA.Config(**{**PLAIN, **config}), nets, torch.Generator().manual_seed(0))
-    joined = spec.state or sum(g.n * g.obs[0] for g in spec.groups)
+    cat_groups = spec.state or sum(g.n * g.obs[0] for g in spec.groups)
     with torch.no_grad():
         for g in groups if nets.memory == "none" else ():
             clear(a.actors[g])
@@ -80,7 +93,7 @@ def learner(spec=None, net=None, fused=False, logits=None, **config):
                 clear(critic)
                 layer = critic.net.body.weights[0]  # [A, joined observations, own, others' actions, last actions]
                 if len(layer) == (width := spec[g].obs[0]):
-                    layer[:, joined : joined + width] = torch.eye(width)
+                    layer[:, cat_groups : cat_groups + width] = torch.eye(width)
     if fused:
         a.fuse()
     return a
@@ -106,7 +119,7 @@ def happened(
     """A batch of steps in which q is seen and then w, and that are paid r. `last`: what was done before the first, one-hot."""
     q, w = steps(q), steps(w)
     there = torch.ones(q.shape[:-1], dtype=torch.bool)
-    paid, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
+    learner_reward, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
     now, then, begins = (each(x, there, torch.bool) for x in (alive, alive_tp1, start))
     action = torch.as_tensor(action)
     action = action if action.dim() > 3 else each(action, there, torch.long)
@@ -116,11 +129,11 @@ def happened(
         Frame({"agents": View(q, now, now, begins, masks[0])}),
         Frame({"agents": View(w, then, then, ~there, masks[1])}),
         {"agents": action},
-        {"agents": Pay(torch.full_like(paid, JUNK), ended)},
+        {"agents": Result(torch.full_like(learner_reward, JUNK), ended)},
         each(over, there, torch.bool)[..., 0],
         {"agents": {}},
         {"agents": {"last": before}},
-        {"agents": paid},
+        {"agents": learner_reward},
         torch.full((there.numel() * choices,), 0.5),
     )
 
@@ -272,7 +285,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, 
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
         a = learner(world(horizon=5), None, fused, **{**(s.base or {}), **config})
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(**s.batch))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
@@ -372,11 +385,11 @@ def test_the_slope_of_the_policy_is_that_of_its_log_probability_alone():
         batch.frame,
         batch.next,
         {"agents": batch.actions["agents"][:, 1:2]},
-        {"agents": tree_map(lambda t: t[:, 1:2], batch.pays["agents"])},
+        {"agents": tree_map(lambda t: t[:, 1:2], batch.results["agents"])},
         batch.over[:, 1:2],
         {},
         {"agents": {"last": torch.zeros(1, 2, 2)}},
-        {"agents": batch.paid["agents"][:, 1:2]},
+        {"agents": batch.learner_reward["agents"][:, 1:2]},
         torch.full((4,), 0.5),
     )
     metrics = a.update(batch)
@@ -425,7 +438,7 @@ def test_a_critic_does_not_see_its_own_agents_action(told):
 
 def test_unlike_groups_do_not_see_their_own_either():
     """One of two choices and two of three and two: columns 0 1 | 2 ... 6 | 7 ... 11."""
-    groups = crew(1, Discrete(2), "a"), crew(2, MultiDiscrete((3, 2)), "b", obs=(4,))
+    groups = agent_group(1, Discrete(2), "a"), agent_group(2, MultiDiscrete((3, 2)), "b", obs=(4,))
     a = learner(EnvSpec(groups, common=True))
     assert a.others_a.tolist() == [[0, 0, *[1] * 10]]
     assert a.others_b.tolist() == [[1, 1, *[0] * 5, *[1] * 5], [1, 1, *[1] * 5, *[0] * 5]]
@@ -438,7 +451,7 @@ def test_unlike_groups_do_not_see_their_own_either():
         Frame(views),
         Frame(views),
         {"b": torch.tensor([[[[2, 1], [0, 0]]]]), "a": torch.tensor([[[1]]])},
-        {g: Pay(torch.zeros(1, 1, n), torch.ones(1, 1, n).bool()) for g, n in (("a", 1), ("b", 2))},
+        {g: Result(torch.zeros(1, 1, n), torch.ones(1, 1, n).bool()) for g, n in (("a", 1), ("b", 2))},
         torch.ones(1, 1).bool(),
         {},
         {"a": {"last": torch.zeros(1, 1, 2)}, "b": {"last": torch.zeros(1, 2, 5)}},
@@ -827,7 +840,7 @@ def test_observations_are_normalised_by_what_was_seen_before_the_update():
     again = learner(world(obs=(1,), horizon=2), normalise_obs=True, replay=10)
     again.update(happened([[1.0], [3]], [[3.0], [1]]))
     assert again._sight("agents").norms["agents"].count == 0  # of the past: who collects is the witness
-    again.witness(happened([[1.0], [3]], [[3.0], [1]]))
+    again.update_statistics(happened([[1.0], [3]], [[3.0], [1]]))
     assert again._sight("agents").norms["agents"].count == 2
 
 
@@ -894,13 +907,13 @@ def test_rates_follow_their_schedule(schedule, share):
     names = {"lr_schedule": schedule, "entropy_schedule": schedule}
     a = learner(lr=1e-3, lr_critic=2e-3, entropy=0.5, lr_last=0.1, entropy_last=0.1, epsilon=0.8, epsilon_last=0.2, **names)
     assert (a.epsilon, a.entropy_weight) == (pytest.approx(0.8), 0.5)
-    a.tune(HALF_WAY)
+    a.set_schedules(HALF_WAY)
     near(a.actor_optimiser.rate, 1e-3 * share, 1e-9)
     near(a.critic_optimiser.rate, 2e-3 * share, 1e-9)
     near(a.entropy_weight, 0.5 * share, 1e-7)
     near(a.epsilon, 0.5, 1e-7)
     for step in (100, 101, 900):
-        a.tune(Now(step, 1000, 5))
+        a.set_schedules(Now(step, 1000, 5))
         near(a.epsilon, 0.2, 1e-7)
 
 
@@ -933,7 +946,7 @@ def test_agents_are_paid_the_mean_of_their_team_and_what_a_shaper_makes_of_it(tm
     for shaper, times in ((None, 1.0), (f"{tmp_path}/mine.py:twice", 2.0)):
         loop = loop_of("simple_spread", algo={"rollout": 8, "gamma": 0.0, "normalise_value": False, "shaper": shaper})
         batch = batch_of(loop, 8)
-        own = batch.pays["agents"].reward
+        own = batch.results["agents"].reward
         assert (own - own[..., :1]).abs().max() > 1e-3  # they are paid unlike
         loop.learners[0].update(batch)
         mean = times * own.mean(-1, keepdim=True).expand_as(own)
@@ -967,7 +980,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(config, net):
     spoilt.actions["agents"][gone] = 1 - spoilt.actions["agents"][gone]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
-    spoilt.paid["agents"][gone] = 1e3
+    spoilt.learner_reward["agents"][gone] = 1e3
     for part in ("actor", "critic") if a.config.after_death == "own" else ():
         for x in tree_leaves(spoilt.memory["agents"].get(part)):
             x[gone[0]] = 9.0  # who is not there at first arrives with an empty memory
@@ -986,7 +999,7 @@ def test_slices_of_a_critic_that_stands_still_give_the_same_advantages(net, told
         loop = loop_of("probe_deaths", algo={"rollout": 16, "lr_critic": 1e-30, "critic_slices": slices}, net=net)
         batch = batch_of(loop)
         loop.learners[0].update(batch)
-    one, other = (torch.where(batch.frame["agents"].acts, x["advantage"], 0) for x in told["actor"])
+    one, other = (torch.where(batch.frame["agents"].active, x["advantage"], 0) for x in told["actor"])
     assert one.abs().max() > 1e-5
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
 
@@ -999,7 +1012,7 @@ def test_a_rollout_begins_with_the_memories_that_the_last_one_left(env, memory):
     a = loop.learners[0]
     loop.collector.collect(3)
     batch = batch_of(loop, 6)
-    played = {g: values.one_hot(batch.actions[g], a.spaces[g]) * batch.frame[g].acts[..., None] for g in a.groups}
+    played = {g: values.one_hot(batch.actions[g], a.spaces[g]) * batch.frame[g].active[..., None] for g in a.groups}
     last = {g: a._last(batch, g, played[g]) for g in a.groups}
     left = {}
     with torch.no_grad():

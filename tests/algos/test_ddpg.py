@@ -24,7 +24,20 @@ from shoal.nets.layers import NetConfig
 from shoal.ops import losses, native
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -54,13 +67,13 @@ def line(d=1):
     return Box((-1.0,) * d, (1.0,) * d)
 
 
-def crew(n=1, action=None, obs=2, name="agents", team="t", **more):
+def agent_group(n=1, action=None, obs=2, name="agents", team="t", **more):
     return Group(name, team, tuple(f"{name}_{i}" for i in range(n)), (obs,), action or line(), **more)
 
 
 def world(n=1, action=None, obs=2, **more):
     group = {k: more.pop(k) for k in ("mortal", "masked") if k in more}
-    return EnvSpec((crew(n, action, obs, **group),), **more)
+    return EnvSpec((agent_group(n, action, obs, **group),), **more)
 
 
 SOLO = world()
@@ -129,7 +142,7 @@ def happened(
     noise=None,
 ):
     """A batch of steps in which q is seen, the action done and then w seen, and that are paid r; dicts where groups differ."""
-    views, after, actions, pays, paid = {}, {}, {}, {}, {}
+    views, after, actions, results, learner_reward = {}, {}, {}, {}, {}
     for g in spec.groups:
         of = lambda x: x[g.name] if isinstance(x, dict) else x  # noqa: B023, E731
         seen, then = steps(of(q)), steps(of(w))
@@ -144,11 +157,11 @@ def happened(
             x = torch.as_tensor(of(action))
             x = each(x, there, torch.float)[..., None] if x.dim() == 0 else steps(x)
             actions[g.name] = x if isinstance(g.action, Box) else x.long()
-        paid[g.name] = each(of(r), there, torch.float)
-        pays[g.name] = Pay(torch.full_like(paid[g.name], JUNK), flags[3])
+        learner_reward[g.name] = each(of(r), there, torch.float)
+        results[g.name] = Result(torch.full_like(learner_reward[g.name], JUNK), flags[3])
     ends, none = each(over, there, torch.bool)[..., 0], {g.name: {} for g in spec.groups}
     noise = torch.full((10_000,), 0.5) if noise is None else noise
-    return Batch(Frame(views), Frame(after), actions, pays, ends, dict(none), dict(none), paid, noise)
+    return Batch(Frame(views), Frame(after), actions, results, ends, dict(none), dict(none), learner_reward, noise)
 
 
 @pytest.fixture
@@ -252,7 +265,7 @@ SWITCHES = {
     "target_tau": Switch(lambda a, *_: copied(a), [2.25, 1.25], 0.25, [4 - 1.75 / 4, -1 + 2.25 / 4], {"target_every": 1}),
     "delay": Switch(lambda a, *_: a.actor_optimiser.steps, 1.0, 2, 0.0),
     "regularise": Switch(lambda a, told, metrics: metrics["loss_actor"], -2.0, 0.5, -2 + H**2 / 2, STILL),
-    "random_steps": Switch(lambda a, *_: a.wild.float(), 0.0, 51, 1.0),
+    "random_steps": Switch(lambda a, *_: a.warmup.float(), 0.0, 51, 1.0),
     "noise": Switch(noise, 0.0, 0.5, 0.25),  # half-way to 0
     "noise_last": Switch(noise, 0.5, 0.25, 0.625, {"noise": 1.0}),
     "noise_steps": Switch(noise, 0.5, 200, 0.75, {"noise": 1.0}),
@@ -304,7 +317,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, 
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
         a = learner(fused=fused, **{**(s.base or {}), **config})
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(**{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
@@ -423,7 +436,7 @@ def phi(*z):
 def test_next_actions_are_smoothed_within_a_limit_by_td3_alone(told):
     """smooth 1/2 and smooth_limit 0.6: noise of 1, 3 and -3 about 1/4 is 1/2 and, held, 0.6; 3/4 and 1/2 are 1. y = 4 a / 2."""
     w = [[[math.atanh(x), 0] for x in (0.25, 0.25, 0.25, 0.75)]]
-    drawn = torch.cat((torch.full((4,), 0.9), phi(1.0, 3, -3, 1)))  # the first are for the actor's own loss
+    sample = torch.cat((torch.full((4,), 0.9), phi(1.0, 3, -3, 1)))  # the first are for the actor's own loss
     for cls, more, done in (
         (DDPG, {}, [0.25, 0.25, 0.25, 0.75]),
         (TD3, {"smooth": 0.5, "smooth_limit": 0.6}, [0.75, 0.85, -0.35, 1]),
@@ -432,7 +445,7 @@ def test_next_actions_are_smoothed_within_a_limit_by_td3_alone(told):
     ):
         a = learner(cls=cls, slow_actor=torch.eye(1, 2), slow=[[0.0, 1, 4]], **more)
         assert a.draws(1, 4) == 8
-        a.update(happened(w, w, noise=drawn))
+        a.update(happened(w, w, noise=sample))
         near(told[-1]["target"].flatten(), [2 * x for x in done])
 
 
@@ -467,9 +480,9 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
         spec = world(mortal=mortal)
         a = learner(spec, normalise_reward=True, reward_scale=3.0)
         zeros = [[[0.0, 0], [0, 0]]]
-        a.witness(happened(zeros, zeros, r=[[2.0, 6]], spec=spec))
+        a.update_statistics(happened(zeros, zeros, r=[[2.0, 6]], spec=spec))
         if mortal:
-            a.witness(happened(zeros, zeros, r=[[JUNK, JUNK]], alive=N, spec=spec))
+            a.update_statistics(happened(zeros, zeros, r=[[JUNK, JUNK]], alive=N, spec=spec))
         for _ in range(2):  # an update is no witness
             a.update(happened(zeros, zeros, r=[[10.0, 4]], terminated=Y, spec=spec))
             near(told[-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
@@ -478,11 +491,11 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
 def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: 5 is 3 then, worth 3, and 4 is 2."""
     a = learner(normalise_obs=True, slow=[[0.0, 1, 0]], **STILL)
-    a.witness(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
+    a.update_statistics(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
     metrics = a.update(happened([[2.0 + H, 5]], [[0.0, 4]], r=3.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [3 + 2 / 2])
-    assert a.sight.norms["agents"].count == 2
+    assert a.observations.norms["agents"].count == 2
     near(metrics["loss_actor"], -3.0 - 2 / 2)
 
 
@@ -514,16 +527,16 @@ def test_rates_and_noise_follow_their_schedules(schedule, share):
     both = {"lr_schedule": schedule, "lr_last": 0.1, "noise": 0.8, "noise_last": 0.2}
     a = learner(lr=1e-3, lr_critic=2e-3, **both)
     near(a.epsilon, 0.8)
-    a.tune(HALF_WAY)
+    a.set_schedules(HALF_WAY)
     metrics = a.update(happened(**ONE))
     near(metrics["learning_rate_actor"], 1e-3 * share, 1e-9)
     near(metrics["learning_rate_critic"], 2e-3 * share, 1e-9)
     near(metrics["noise"], 0.5, 1e-6)
     for step in (100, 900):
-        a.tune(Now(step, 1000, 5))
+        a.set_schedules(Now(step, 1000, 5))
         near(a.epsilon, 0.2, 1e-6)
     a = learner(lr=1e-3, lr_critic=2e-3, lr_critic_schedule=schedule, lr_last=0.1)
-    a.tune(HALF_WAY)
+    a.set_schedules(HALF_WAY)
     near(a.actor_optimiser.rate, 1e-3, 1e-9)
     near(a.critic_optimiser.rate, 2e-3 * share, 1e-9)
 
@@ -544,7 +557,7 @@ def moved(a):
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 @pytest.mark.parametrize(
-    ("delay", "every", "acts", "copies"),
+    ("delay", "every", "active", "copies"),
     [
         (1, 1, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]),
         (1, 3, [1, 2, 3, 4, 5, 6, 7, 8], [3, 6]),
@@ -553,7 +566,7 @@ def moved(a):
         (3, 1, [3, 6], [3, 6]),
     ],
 )
-def test_actor_and_copies_move_once_in_so_many_updates(delay, every, acts, copies, tau):
+def test_actor_and_copies_move_once_in_so_many_updates(delay, every, active, copies, tau):
     """The critics move each time; the actor's metrics stay what they were while it waits."""
     a = learner(cls=TD3, delay=delay, target_every=every, target_tau=tau, weight_decay=0.1)
     last = {"loss_actor": torch.zeros(()), "grad_norm_actor": torch.zeros(())}
@@ -562,13 +575,13 @@ def test_actor_and_copies_move_once_in_so_many_updates(delay, every, acts, copie
         metrics = a.update(happened([[H * k / 8, 1]], [[H, 3]], [[0.25]], 3.0 + k))
         after = moved(a)
         differs = {part for part, x in after.items() if not torch.equal(x, before[part])}
-        assert differs == {"critic"} | ({"actor", "moments"} if k in acts else set()) | (
+        assert differs == {"critic"} | ({"actor", "moments"} if k in active else set()) | (
             {"copy", "actor's copy"} if k in copies else set()
         )
         for part, ahead in (("copy", "critic"), ("actor's copy", "actor")) if k in copies else ():
             torch.testing.assert_close(after[part], before[part] + tau * (after[ahead] - before[part]))
         for name, x in last.items():
-            assert torch.equal(metrics[name], x) == (k not in acts)
+            assert torch.equal(metrics[name], x) == (k not in active)
             last[name] = metrics[name]
         near(metrics["target_lag"], ((after["critic"] - after["copy"]).norm() / after["critic"].norm()).item())
 
@@ -669,8 +682,8 @@ def test_the_slope_of_a_choice_is_that_of_the_relaxed_one(temperature, second, t
     slope of the first is p_0 (2 - 5) = -3/4; over the temperature, and by its softmax, at others."""
     spec = world(action=Discrete(2))
     a = learner(spec, q=[[0.0, 0, 2, 6]], gumbel=temperature, **STILL)
-    drawn = torch.cat((gumbel(1.0, -0.5), torch.full((2,), 0.5)))
-    metrics = a.update(happened([[-1.0, math.log(3) + 0.5]], [[0.0, 0]], noise=drawn, spec=spec))
+    sample = torch.cat((gumbel(1.0, -0.5), torch.full((2,), 0.5)))
+    metrics = a.update(happened([[-1.0, math.log(3) + 0.5]], [[0.0, 0]], noise=sample, spec=spec))
     near(metrics["loss_actor"], -6.0)
     p = 1 / (1 + second)
     by = p * (1 - p) * 4 / temperature
@@ -681,8 +694,8 @@ def test_several_choices_have_slopes_of_their_own():
     """Worth 2, 6 and 1, 0, 4 with chances 1/4, 3/4 and a third each: p (w - mean w), means 5 and 5/3."""
     spec = world(action=MultiDiscrete((2, 3)), obs=5)
     a = learner(spec, q=[[0.0] * 5 + [2, 6, 1, 0, 4]], **STILL)
-    drawn = torch.full((a.draws(1, 1),), 0.5)
-    metrics = a.update(happened([[0.0, math.log(3), 0, 0, 0]], [[0.0] * 5], [[0.0, 0]], noise=drawn, spec=spec))
+    sample = torch.full((a.draws(1, 1),), 0.5)
+    metrics = a.update(happened([[0.0, math.log(3), 0, 0, 0]], [[0.0] * 5], [[0.0, 0]], noise=sample, spec=spec))
     near(metrics["loss_actor"], -7.0)  # among equals the first
     by = [-0.75, 0.75, (1 - 5 / 3) / 3, -5 / 9, (4 - 5 / 3) / 3]
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [-x for x in by])
@@ -692,9 +705,9 @@ def test_an_illegal_choice_is_not_taken_and_has_no_slope():
     """The third, whose logit is 30 and whose noise is large, is illegal now: 0 and log 3 are left, as above."""
     spec = world(action=Discrete(3), obs=3, masked=True)
     a = learner(spec, q=[[0.0, 0, 0, 2, 6, JUNK]], **STILL)
-    drawn = torch.tensor([0.5, 0.5, 0.999, 0.5, 0.5, 0.999])
+    sample = torch.tensor([0.5, 0.5, 0.999, 0.5, 0.5, 0.999])
     legal = {"legal": [Y, Y, N], "legal_tp1": [Y, Y, Y]}
-    metrics = a.update(happened([[0.0, math.log(3), 30]], [[9.0, 0, 0]], 1, noise=drawn, spec=spec, **legal))
+    metrics = a.update(happened([[0.0, math.log(3), 30]], [[9.0, 0, 0]], 1, noise=sample, spec=spec, **legal))
     near(metrics["loss_actor"], -6.0)
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [0.75, -0.75, 0])
 
@@ -764,9 +777,11 @@ def test_those_who_are_judged_as_one_end_when_nobody_goes_on(limit, told):
     spec, rows = world(2, obs=1, common=True, mortal=True), len(LIVES)
     a = learner(spec, q=[[1.0, 1, 0, 0]], critic="world", time_limit=limit)
     torch.nn.init.constant_(a.target.module[0].head.body.biases[0], 2.0)
-    paid = torch.tensor([2.0, 6]).expand(1, rows, 2).where(torch.tensor([alive]), JUNK)
+    learner_reward = torch.tensor([2.0, 6]).expand(1, rows, 2).where(torch.tensor([alive]), JUNK)
     w = torch.tensor([8.0, 4])[:, None].expand(1, rows, 2, 1)
-    a.update(happened(torch.zeros(1, rows, 2, 1), w, 0.0, paid, [terminated], [over], [alive], [alive_tp1], spec=spec))
+    a.update(
+        happened(torch.zeros(1, rows, 2, 1), w, 0.0, learner_reward, [terminated], [over], [alive], [alive_tp1], spec=spec)
+    )
     there = told[0]["mask_critic"]
     assert there.flatten().tolist() == [x is not None for x in y]
     pay = [4.0 if all(x) else 2.0 for x in alive]
@@ -795,7 +810,7 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(scope, told):
     w = [*q[1:], [[[10.0], [0]]]]
     batch = happened(q, w, [[[[0.25], [0.75]]]] * 4, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], spec=spec)
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-    batch.frame["agents"].acts, batch.next["agents"].acts = turn, ~turn
+    batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
     a.update(batch)
     assert told[0]["mask_critic"].nonzero()[:, [0, 2]].tolist() == [[0, 0], [1, 1], [2, 0]]
     near(told[0]["target"][told[0]["mask_critic"]], [6.0, 98, 17])
@@ -806,9 +821,9 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(scope, told):
 
 # --- every kind of action in one world --------------------------------------------------------------------------------
 
-SPEAKER = crew(1, Discrete(3), 2, "speaker")
-LISTENERS = crew(2, line(2), 2, "listener")
-SCRIBE = crew(1, MultiDiscrete((2, 3)), 1, "scribe", "u")
+SPEAKER = agent_group(1, Discrete(3), 2, "speaker")
+LISTENERS = agent_group(2, line(2), 2, "listener")
+SCRIBE = agent_group(1, MultiDiscrete((2, 3)), 1, "scribe", "u")
 MIXED = EnvSpec((SPEAKER, LISTENERS, SCRIBE))
 STATED = EnvSpec((SPEAKER, LISTENERS, SCRIBE), state=2)
 SCRIBES = [[1.0], [0], [0], [0], [1]]  # it sees 1: the first of two and the last of three; its copy does 1 and 0
@@ -883,7 +898,7 @@ SCOPES = [  # options, world -> what listeners' critics see; whose actions they 
 @pytest.mark.parametrize(("config", "spec", "seen", "whose"), SCOPES)
 def test_what_critics_see_and_are_told(config, spec, seen, whose):
     a = party(spec, **config)["listener"]
-    assert a.asks == (whose is not None)
+    assert a.needs_peers == (whose is not None)
     said, then = heard(a.critics[0]), heard(a.target.module[0])
     a.update(mixed_batch(spec))
     near(said[0][0][0, 0], seen, 1e-6)
@@ -921,10 +936,10 @@ def test_who_is_asked_for_next_actions(kind, others):
     made = party(players=players, others=others, noise=0.5)
     a, theirs = made["speaker"], made["listener"].noise * 2
     assert a.draws(1, 1) == 2 * 3 + (1 + (others == "policy")) * (theirs + 11)  # own, next, and the peers'
-    drawn = torch.full((a.draws(1, 1),), 0.3)
-    drawn[6:10] = torch.tensor([0.0, 0.5, 0.75, 0.875])
+    sample = torch.full((a.draws(1, 1),), 0.3)
+    sample[6:10] = torch.tensor([0.0, 0.5, 0.75, 0.875])
     said, then = heard(a.critics[0]), heard(a.target.module[0])
-    a.update(mixed_batch(noise=drawn))
+    a.update(mixed_batch(noise=sample))
     near(then[0][1][0, 0, 0], [*THEN["speaker"], *expected, *THEN["scribe"]], 1e-4)
     if others == "policy" and kind in ("learning", "frozen", "random"):
         now = [2 * 0.3 - 1] * 4 if kind == "random" else NOW["listener"]
@@ -932,7 +947,7 @@ def test_who_is_asked_for_next_actions(kind, others):
 
 
 GRU = {"memory": "gru", "memory_width": 2, "activation": "relu"}
-DUET = EnvSpec((crew(1, line(), 1, "a"), crew(1, Discrete(2), 2, "b")))
+DUET = EnvSpec((agent_group(1, line(), 1, "a"), agent_group(1, Discrete(2), 2, "b")))
 
 
 def set_memory(net, see=None):
@@ -1022,7 +1037,7 @@ def test_noise_is_added_for_each_row_and_agent_and_clipped():
     a.learns = True
     a.epsilon.fill_(0.5)
     near(played(a, frame, u).flatten(), [1.0, -1, 1, 0])
-    assert {"epsilon", "wild"} <= set(a.state_dict())
+    assert {"epsilon", "warmup"} <= set(a.state_dict())
 
 
 @torch.no_grad()
@@ -1062,9 +1077,9 @@ def test_the_first_steps_are_uniformly_random():
     frame, u = scene([[[H], [0.0]]]), torch.tensor([[[0.125], [1.0]]])
     near(played(a, frame, u).flatten(), [-0.75, 1])
     near(played(a, frame, u, False).flatten(), [0.5, 0])
-    for step, wild in ((99, True), (100, False)):
-        a.tune(Now(step, 1000, 0))
-        near(played(a, frame, u).flatten(), [-0.75, 1] if wild else [0.5, 0])
+    for step, warmup in ((99, True), (100, False)):
+        a.set_schedules(Now(step, 1000, 0))
+        near(played(a, frame, u).flatten(), [-0.75, 1] if warmup else [0.5, 0])
     b = learner(world(action=Discrete(3), obs=3, masked=True), random_steps=100)
     legal = torch.tensor([[[Y, Y, N]], [[N, Y, Y]]])
     u = torch.tensor([[[0.6, 0.5, 0.9, 0.5, 0.5, 0.5, 0.5]]] * 2)
@@ -1180,13 +1195,13 @@ def test_critics_remember_what_is_seen_and_not_what_is_done(told):
 
 def test_slopes_end_at_the_burn_in():
     """Dim lights are seen in step 0 alone: what moves the weights that see comes from there, in actor and critic."""
-    for burn_in, chunk, moves in ((1, 1, False), (0, 2, True)):
+    for burn_in, chunk, active in ((1, 1, False), (0, 2, True)):
         a = remembering(burn_in=burn_in, chunk=chunk, lr_critic=None)
         batch = happened([[0.5, 0.5], [0, 0]], [[0.0, 0]] * 2, [[0.0], [0]], [0.0, 5], terminated=Y)
         batch.memory = remembered().memory
         a.update(batch)
         for optimiser, net in ((a.actor_optimiser, a.actor), (a.critic_optimiser, a.critics[0])):
-            assert (slope(optimiser, net.body.weights[0]).abs().max() > 1e-3) == moves
+            assert (slope(optimiser, net.body.weights[0]).abs().max() > 1e-3) == active
 
 
 @torch.no_grad()
@@ -1260,17 +1275,17 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env, common, conf
     batch = batch_of(loop, a.feed.length)
     spoilt = tree_map(torch.clone, batch)
     view, after = batch.frame["agents"], batch.next["agents"]
-    gone, waits = ~view.alive, ~view.acts
+    gone, waits = ~view.alive, ~view.active
     assert waits.any()
     assert gone.any() == (env == "probe_deaths")
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
-    spoilt.paid["agents"][gone] = 1e3
+    spoilt.learner_reward["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory):
         x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     for x, given in ((a, batch), (b, spoilt)):
-        x.witness(given)
+        x.update_statistics(given)
         x.update(given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     assert a.actor_optimiser.steps == a.critic_optimiser.steps == 1

@@ -22,7 +22,20 @@ from shoal.ids import catalog
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses, native
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -49,14 +62,14 @@ PLAIN = {
 }
 
 
-def crew(n=1, action=None, name="agents", obs=None, **more):
+def agent_group(n=1, action=None, name="agents", obs=None, **more):
     action = action or Discrete(2)
     return Group(name, "t", tuple(f"{name}_{i}" for i in range(n)), obs or (sum(action.sizes),), action, **more)
 
 
 def world(n=1, action=None, **more):
     group = {k: more.pop(k) for k in ("mortal", "masked", "obs") if k in more}
-    return EnvSpec((crew(n, action, **group),), **more)
+    return EnvSpec((agent_group(n, action, **group),), **more)
 
 
 def set_layer(layer, matrix):
@@ -100,7 +113,7 @@ def happened(q, w, r=0.0, action=0, terminated=N, over=N, alive=Y, alive_tp1=Y, 
     """A batch of steps in which q is seen and then w, and that are paid r."""
     q, w = steps(q), steps(w)
     there = torch.ones(q.shape[:-1], dtype=torch.bool)
-    paid, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
+    learner_reward, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
     now, then, begins = (each(x, there, torch.bool) for x in (alive, alive_tp1, start))
     action = torch.as_tensor(action)
     action = action if action.dim() > 3 else each(action, there, torch.long)
@@ -109,11 +122,11 @@ def happened(q, w, r=0.0, action=0, terminated=N, over=N, alive=Y, alive_tp1=Y, 
         Frame({"agents": View(q, now, now, begins, masks[0])}),
         Frame({"agents": View(w, then, then, ~there, masks[1])}),
         {"agents": action},
-        {"agents": Pay(torch.full_like(paid, JUNK), ended)},
+        {"agents": Result(torch.full_like(learner_reward, JUNK), ended)},
         each(over, there, torch.bool)[..., 0],
         {"agents": {}},
         {"agents": {}},
-        {"agents": paid},
+        {"agents": learner_reward},
     )
 
 
@@ -252,7 +265,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, 
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
         a = learner(None, None, fused, SWAP, **{**(s.base or {}), **config})
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(**{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
@@ -416,7 +429,7 @@ def test_importance_of_sequences_and_priorities_of_those_who_are_there(told):
     a = learner(world(2, mortal=True), chunk=2)
     r = [[[1.0, 3]], [[5, JUNK]]]
     batch = happened(torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2), r, terminated=[[[N, Y]], [[N, N]]])
-    batch.frame["agents"].alive[1, 0, 1] = batch.frame["agents"].acts[1, 0, 1] = False
+    batch.frame["agents"].alive[1, 0, 1] = batch.frame["agents"].active[1, 0, 1] = False
     batch.weight = torch.tensor([0.5])
     metrics = a.update(batch)
     near(metrics["priority"], [0.9 * 5 + 0.1 * 3.5])
@@ -463,7 +476,7 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(case, double, to
     w = [q[1], [[worth(20), wait]], q[3], [[worth(10), wait]]]
     batch = happened(q, w, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], **ends)
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-    batch.frame["agents"].acts, batch.next["agents"].acts = turn, ~turn
+    batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
     metrics = a.update(batch)
     target, mask = told[0]["target"], told[0]["mask"]
     at = [(0, 0), (2, 0), (1, 1), (3, 1)]
@@ -481,7 +494,7 @@ def test_turns_that_nobody_knows_the_end_of_are_learnt_where_a_cut_is_an_end(tol
     zeros = torch.zeros(4, 1, 2, 2)
     batch = happened(zeros, zeros, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], over=[N, N, N, Y])
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-    batch.frame["agents"].acts, batch.next["agents"].acts = turn, ~turn
+    batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
     a.update(batch)
     assert torch.equal(told[0]["mask"], turn)
     near(told[0]["target"][turn], [3.0, 96, 12, 128])
@@ -579,7 +592,7 @@ def test_the_present_is_scored_by_the_copys_noise_too(told):
         batch = happened(torch.tensor([1.0, 2]).expand(4, 1, 2, 2), torch.zeros(4, 1, 2, 2), 1.0)
         batch.noise = noise.flatten()
         turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-        batch.frame["agents"].acts, batch.next["agents"].acts = turn, ~turn
+        batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
         a.update(batch)
         near(told[-1]["target"][0, 0, 0], 2 + (2 + more) / 2)
 
@@ -596,7 +609,7 @@ def test_noisy_weights_choose_and_without_noise_their_means_do():
 
 
 def test_draws_of_groups_follow_each_other():
-    spec = EnvSpec((crew(1, Discrete(2), "a"), crew(2, Discrete(3), "b")), common=True)
+    spec = EnvSpec((agent_group(1, Discrete(2), "a"), agent_group(2, Discrete(3), "b")), common=True)
     a = learner(spec, net={"memory_width": 4}, cls=VDN, noisy=True)
     assert a.noisy_draws == {"a": 6, "b": 7}
     assert a.draws(5, 9) == 3 * 13
@@ -617,9 +630,9 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
     for mortal in (False, True):
         a = learner(world(mortal=mortal), normalise_reward=True, reward_scale=3.0)
         zeros = [[[0.0, 0], [0, 0]]]
-        a.witness(happened(zeros, zeros, [[2.0, 6]]))
+        a.update_statistics(happened(zeros, zeros, [[2.0, 6]]))
         if mortal:
-            a.witness(happened(zeros, zeros, [[JUNK, JUNK]], alive=N))
+            a.update_statistics(happened(zeros, zeros, [[JUNK, JUNK]], alive=N))
         a.update(happened(zeros, zeros, [[10.0, 4]], terminated=Y))
         near(told[-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
         a.update(happened(zeros, zeros, [[10.0, 4]], terminated=Y))  # an update is no witness
@@ -629,7 +642,7 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
 def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: 5 is 3 then, and 4 is 2. Updates move nothing."""
     a = learner(normalise_obs=True)
-    a.witness(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
+    a.update_statistics(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
     a.update(happened([[5.0, 0]], [[4.0, 2]], 3.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [3 + 2 / 2])
@@ -657,7 +670,7 @@ def test_a_normaliser_of_the_users_own(tmp_path, told):
     near(told[0]["target"].flatten(), [3 + 4 / 2])
     norm = a._sight("agents").norms["agents"]
     assert norm.seen == 0
-    a.witness(happened([[4.0, 0]], [[8.0, 0]], 3.0))
+    a.update_statistics(happened([[4.0, 0]], [[8.0, 0]], 3.0))
     assert norm.seen == 2
 
 
@@ -679,7 +692,7 @@ def test_epsilon_goes_by_environment_steps_and_then_stays(schedule, at):
     """From 0.8 to 0.2 in 100 of the run's 1000 steps."""
     a = learner(epsilon=0.8, epsilon_last=0.2, epsilon_steps=100, epsilon_schedule=schedule)
     for step, expected in at.items():
-        a.tune(Now(step, 1000, step // 10))
+        a.set_schedules(Now(step, 1000, step // 10))
         near(a.epsilon, expected, 1e-6)
         assert a.optimiser.rate == 0.25
     assert "epsilon" in a.state_dict()
@@ -699,7 +712,7 @@ def test_epsilon_goes_by_environment_steps_and_then_stays(schedule, at):
 def test_rates_go_by_the_run(schedule, share):
     """However short epsilon's time is."""
     a = learner(lr=1e-3, lr_last=0.1, lr_schedule=schedule, epsilon_steps=1)
-    a.tune(HALF_WAY)
+    a.set_schedules(HALF_WAY)
     near(a.optimiser.rate, 1e-3 * share, 1e-9)
     metrics = a.update(happened(**ONE))
     near(metrics["learning_rate"], 1e-3 * share, 1e-9)
@@ -719,7 +732,7 @@ def test_coins_are_tossed_for_each_row_and_agent_and_land_on_what_is_legal():
     assert actions["agents"].tolist() == [[2, 1], [0, 0]]
     assert (memory, extras) == ({"agents": {}}, {"agents": {}})
     assert a.act(frame, {"agents": {}}, None, False)[0]["agents"].tolist() == [[1, 1], [0, 2]]
-    a.tune(Now(100, 1000, 0))
+    a.set_schedules(Now(100, 1000, 0))
     assert a.act(frame, {"agents": {}}, {"agents": u}, True)[0]["agents"].tolist() == [[1, 1], [0, 2]]
 
 
@@ -854,13 +867,13 @@ def test_who_is_gone_without_having_terminated_remembers_its_last_observation(to
 
 def test_the_gradient_ends_at_the_burn_in():
     """Lights are seen in step 0 alone, dim ones, and the chunk sees none: what moves the weights that see comes from step 0."""
-    for burn_in, chunk, moves in ((1, 1, False), (0, 2, True)):
+    for burn_in, chunk, active in ((1, 1, False), (0, 2, True)):
         a = remembering(burn_in=burn_in, chunk=chunk)
         batch = happened([[0.5, 0.5], [0.0, 0.0]], [[0.0, 0.0]] * 2, [0.0, 5.0], terminated=Y)
         batch.memory = HELD
         a.update(batch)
         net = a._net("agents").net
-        assert (moment(a, net.body.weights[0]).abs().max() > 1e-4) == moves
+        assert (moment(a, net.body.weights[0]).abs().max() > 1e-4) == active
         assert moment(a, net.memory.inner.weights[0]).abs().max() > 1e-4  # of the chunk's own step, by what it remembers
 
 
@@ -924,9 +937,9 @@ def test_a_team_ends_when_nobody_goes_on(limit, told):
     now, then = (torch.tensor([x]).expand(1, rows, 2, 2).clone() for x in ([[1.0, 0], [3, 0]], [[8.0, 0], [4, 0]]))
     gone = ~torch.tensor([alive])
     now[gone] = JUNK
-    paid = torch.full((1, rows, 2), 2.0)
-    paid[gone] = JUNK
-    batch = happened(now, then, paid, 0, [terminated], [over], [alive], [alive_tp1])
+    learner_reward = torch.full((1, rows, 2), 2.0)
+    learner_reward[gone] = JUNK
+    batch = happened(now, then, learner_reward, 0, [terminated], [over], [alive], [alive_tp1])
     metrics = a.update(batch)
     counts = [x is not None for x in q]
     assert told[0]["mask"].flatten().tolist() == counts
@@ -945,7 +958,7 @@ def test_an_agent_that_died_in_the_window_ends_nothing(told):
     r = [[[2.0, 2]], [[6.0, JUNK]]]
     batch = happened([[[[1.0, 0], [3, 0]]], [[[JUNK, 0], [JUNK, 0]]]], w, r, 0, [[[N, Y]], [[N, N]]])
     for frame, t in ((batch.frame, 1), (batch.next, 0), (batch.next, 1)):
-        frame["agents"].alive[t, 0, 1] = frame["agents"].acts[t, 0, 1] = False
+        frame["agents"].alive[t, 0, 1] = frame["agents"].active[t, 0, 1] = False
     a.update(batch)
     near(told[0]["target"].flatten(), [2 + 6 / 2 + 8 / 4])
     near(told[0]["value"].flatten(), [4.0])
@@ -953,7 +966,7 @@ def test_an_agent_that_died_in_the_window_ends_nothing(told):
 
 def unlike(cls=VDN, **config):
     """One of two choices and two of three, in one instance."""
-    spec = EnvSpec((crew(1, Discrete(2), "a"), crew(2, Discrete(3), "b")), common=True)
+    spec = EnvSpec((agent_group(1, Discrete(2), "a"), agent_group(2, Discrete(3), "b")), common=True)
     return learner(spec, cls=cls, **config)
 
 
@@ -966,10 +979,12 @@ def parties(legal=None):
         }
         for x, y in (([1.0, 2], [[4.0, 8, 16], [32, 64, 128]]), ([3.0, 5], [[7.0, 9, 6], [2, 1, 0]]))
     ]
-    pays = {g: Pay(torch.full((1, 1, n), JUNK), torch.zeros(1, 1, n).bool()) for g, n in (("a", 1), ("b", 2))}
+    results = {g: Result(torch.full((1, 1, n), JUNK), torch.zeros(1, 1, n).bool()) for g, n in (("a", 1), ("b", 2))}
     actions = {"b": torch.tensor([[[1, 2]]]), "a": torch.tensor([[[1]]])}  # in whatever order they come
-    paid = {g: torch.full((1, 1, n), 2.0) for g, n in (("b", 2), ("a", 1))}
-    return Batch(Frame(views[0]), Frame(views[1]), actions, pays, torch.zeros(1, 1).bool(), {}, {"a": {}, "b": {}}, paid)
+    learner_reward = {g: torch.full((1, 1, n), 2.0) for g, n in (("b", 2), ("a", 1))}
+    return Batch(
+        Frame(views[0]), Frame(views[1]), actions, results, torch.zeros(1, 1).bool(), {}, {"a": {}, "b": {}}, learner_reward
+    )
 
 
 def test_unlike_groups_are_one_team(told):
@@ -996,8 +1011,8 @@ def test_speaker_and_listener_add_up(told):
         best = [a._net(g)(batch.next[g].obs)[0].amax(-1) for g in a.groups]
     a.update(batch)
     torch.testing.assert_close(told[0]["value"], sum(parts))
-    reward = batch.pays["speaker"].reward
-    assert torch.equal(reward, batch.pays["listener"].reward)
+    reward = batch.results["speaker"].reward
+    assert torch.equal(reward, batch.results["listener"].reward)
     torch.testing.assert_close(told[0]["target"], reward + 0.5 * sum(best), rtol=1e-4, atol=1e-5)
     assert parts[0].shape == (1, 8, 1)
     loop.iterate()
@@ -1079,9 +1094,9 @@ def test_the_dead_count_as_nothing_in_the_mixer(told):
     q, w = ([[x] * 3] for x in ([[1.0, 2], [JUNK, 4]], [[3.0, 0], [0, JUNK]]))
     batch = stated([5.0] * 3, [7.0] * 3, q, w, [[[2.0, JUNK], [2, 2], [2, 2]]], [[[0, 0], [0, 1], [0, 1]]])
     view, after = batch.frame["agents"], batch.next["agents"]
-    view.alive[0, 0, 1] = view.acts[0, 0, 1] = False
-    after.alive[0, :, 1] = after.acts[0, :, 1] = False
-    batch.pays["agents"].terminated[0, 1:, 1] = batch.pays["agents"].terminated[0, 2] = True
+    view.alive[0, 0, 1] = view.active[0, 0, 1] = False
+    after.alive[0, :, 1] = after.active[0, :, 1] = False
+    batch.results["agents"].terminated[0, 1:, 1] = batch.results["agents"].terminated[0, 2] = True
     a.update(batch)
     near(told[0]["value"].flatten(), [7.0, 19, 19])
     near(told[0]["target"].flatten(), [40.0, 40, 2])
@@ -1099,7 +1114,7 @@ def test_the_mixer_is_normalised_as_its_state_is(told):
     """States of 1 and 3 were collected: 5 is 3, and 4 is 2."""
     a = mixing(normalise_obs=True)
     zeros = torch.zeros(1, 2, 2, 2)
-    a.witness(stated([1.0, 3], [JUNK, JUNK], zeros, zeros))
+    a.update_statistics(stated([1.0, 3], [JUNK, JUNK], zeros, zeros))
     a.update(stated([5.0], [4.0], zeros[:, :1], zeros[:, :1], 2.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [2 + 10 * 2 / 2])
@@ -1141,7 +1156,7 @@ def test_the_copy_of_a_mixer_follows_with_its_agents():
 
 
 def test_pictures_without_a_state_are_refused():
-    spec = EnvSpec((crew(2, obs=(3, 32, 32)),), common=True)
+    spec = EnvSpec((agent_group(2, obs=(3, 32, 32)),), common=True)
     with pytest.raises(UserError, match="this world has pictures and no state of its own: take vdn"):
         learner(spec, cls=QMIX, net={"hidden": (8,)})
 
@@ -1196,17 +1211,17 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env, config, net)
     batch = batch_of(loop, a.feed.length)
     spoilt = tree_map(torch.clone, batch)
     view, after = batch.frame["agents"], batch.next["agents"]
-    gone, waits = ~view.alive, ~view.acts
+    gone, waits = ~view.alive, ~view.active
     assert waits.any()
     assert gone.any() == (env == "probe_deaths")
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
-    spoilt.paid["agents"][gone] = 1e3
+    spoilt.learner_reward["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory):
         x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     for x, given in ((a, batch), (b, spoilt)):
-        x.witness(given)
+        x.update_statistics(given)
         x.update(given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     assert a.optimiser.steps == 1
@@ -1218,7 +1233,7 @@ def test_what_is_seen_while_waiting_is_not_remembered():
     batch = batch_of(loop, loop.learners[0].feed.length)
     spoilt = tree_map(torch.clone, batch)
     for frame in (spoilt.frame, spoilt.next):
-        frame["agents"].obs[~frame["agents"].acts] = 7.0
+        frame["agents"].obs[~frame["agents"].active] = 7.0
     loop.learners[0].update(batch)
     twin.learners[0].update(spoilt)
     assert all(torch.equal(x, twin.learners[0].state_dict()[k]) for k, x in loop.learners[0].state_dict().items())
@@ -1232,8 +1247,8 @@ def test_what_is_remembered_in_an_update_is_what_was_remembered_when_acting(env)
     batch = batch_of(loop, 7)
     view = batch.frame["agents"]
     with torch.no_grad():
-        obs, moves = a._sight("agents").obs(batch.frame, 2), a._moves(view.acts)
-        _, after = a._net("agents")(obs, batch.memory["agents"], view.start, moves)
+        obs, active = a._sight("agents").obs(batch.frame, 2), a._moves(view.active)
+        _, after = a._net("agents")(obs, batch.memory["agents"], view.start, active)
     assert after["hidden"][-1].abs().max() > 1e-3
     torch.testing.assert_close(loop.collector.memory["agents"]["hidden"], after["hidden"][-1], rtol=0, atol=1e-6)
 
@@ -1257,7 +1272,7 @@ def test_a_run_learns_draws_and_says_so():
     assert loop.replay.count == 64
     updates = (256 - 21 * 4) // 32  # of sequences of 4 + 16 + 1 steps
     assert (a.optimiser.steps, a.target.updates) == (updates, updates)
-    assert loop.lessons[0].sampler.top != 1
+    assert loop.trainers[0].sampler.top != 1
     told = loop.means.take()
     names = ("td_loss", "td_error", "q", "epsilon", "learning_rate", "target_lag", "grad_norm")
     assert {k.split("/")[-1] for k in told} == set(names)

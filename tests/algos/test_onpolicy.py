@@ -21,7 +21,20 @@ from shoal.buffers.minibatches import spans
 from shoal.nets.layers import NetConfig
 from shoal.ops import native
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -99,7 +112,7 @@ def happened(r, v, w=None, terminated=None, over=None, ratio=1.0, noise=0):
     batch = Batch(
         *frames,
         {"agents": torch.zeros_like(r, dtype=torch.long)},
-        {"agents": Pay(r, terminated)},
+        {"agents": Result(r, terminated)},
         over,
         {"agents": {"log_prob": log_prob}},
         {"agents": {}},
@@ -241,7 +254,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused):
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
         a = learner(world(horizon=5), None, fused, **(s.base or {}), **config)
         told = listen(a)
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(**s.batch))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
@@ -276,7 +289,7 @@ def test_turns_that_wait_for_a_time_limit_are_learnt_from_if_it_is_an_end(limit,
     a = learner(world(2, mortal=True, turns=True), time_limit=limit)
     batch = happened(torch.ones(2, 1, 2), torch.zeros(2, 1, 2), torch.zeros(2, 1, 2), over=[N, Y])
     for frame, turns in ((batch.frame, (0, 1)), (batch.next, (1, 1))):
-        frame["agents"].acts = torch.tensor(turns)[:, None, None] == torch.arange(2)
+        frame["agents"].active = torch.tensor(turns)[:, None, None] == torch.arange(2)
     told = listen(a)
     a.update(batch)
     assert [told[0]["mask"][k, 0, k] for k in (0, 1)] == learnt
@@ -293,11 +306,11 @@ def test_advantages_computed_anew_are_those_of_the_critic_that_moved(every, judg
     told = listen(a)
     a.update(happened([1.0, 2, 3, 7], [1.0, 2, 4, 8], [2.0, 4, 8, 1], noise=8))
     assert len({tuple(t["critic"]) for t in told}) == 4  # it moved each time
-    paid, after = {1: 1, 2: 2, 4: 3, 8: 7}, {1: 2, 2: 4, 4: 8, 8: 1}
+    learner_reward, after = {1: 1, 2: 2, 4: 3, 8: 7}, {1: 2, 2: 4, 4: 8, 8: 1}
     for k, t in enumerate(told):
         w, b = told[judged_by[k]]["critic"]
         seen = t["obs"].flatten().tolist()
-        expected = torch.tensor([paid[o] + (w * after[o] + b) / 2 - (w * o + b) for o in seen])
+        expected = torch.tensor([learner_reward[o] + (w * after[o] + b) / 2 - (w * o + b) for o in seen])
         scaled = (expected - expected.mean()) / expected.std(correction=0) if scope == "batch" else expected
         near(t["advantage"].flatten(), scaled.tolist())
         near(t["target"].flatten(), [x + w * o + b for x, o in zip(expected.tolist(), seen, strict=True)])
@@ -342,7 +355,7 @@ def test_a_slice_in_which_nobody_acts_is_in_no_mean_and_no_step():
     """critic_slices 2 of four steps, in the last two of which the agent is dead: errors of 1 and 2 alone."""
     a = learner(world(mortal=True), rollout=4, critic_slices=2)
     batch = happened([2.0, 3, JUNK, JUNK], [1.0, 1, JUNK, JUNK], terminated=[Y] * 4)
-    batch.frame["agents"].alive = batch.frame["agents"].acts = torch.tensor([Y, Y, N, N])[:, None, None]
+    batch.frame["agents"].alive = batch.frame["agents"].active = torch.tensor([Y, Y, N, N])[:, None, None]
     metrics = a.update(batch)
     near(metrics["value_loss"], (1 + 4) / 4)
     near(metrics["grad_norm_critic"], 1.5 * 2**0.5)
@@ -424,7 +437,7 @@ def test_rates_follow_their_schedule(schedule, share, tmp_path):
     word = schedule.replace("file.py", f"{tmp_path}/file.py")
     names = {"lr_schedule": word, "entropy_schedule": word, "clip_schedule": word}
     a = learner(lr=1e-3, lr_critic=2e-3, entropy=0.5, clip=0.3, lr_last=0.1, entropy_last=0.1, clip_last=0.1, **names)
-    a.tune(HALF_WAY)
+    a.set_schedules(HALF_WAY)
     near(a.actor_optimiser.rate, 1e-3 * share, 1e-9)
     near(a.critic_optimiser.rate, 2e-3 * share, 1e-9)
     near(a.entropy_weight, 0.5 * share, 1e-7)
@@ -446,7 +459,7 @@ def test_rates_adapt_to_the_divergence_after_each_epoch(schedule, times, epochs)
     first step of an update nothing is known: it has not moved when its divergence is measured."""
     a = learner(lr=1e-3, lr_critic=2e-3, lr_schedule=schedule, kl_stop=1e-9, epochs=epochs)
     for updates in (1, 2):
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(**LIKELIER))
         near(metrics["kl"], 0.5 - math.log(1.5))
         near(a.actor_optimiser.rate, 1e-3 * times ** ((epochs - 1) * updates), 1e-9)
@@ -480,11 +493,11 @@ def test_rates_and_stops_do_not_go_by_steps_not_taken_nor_by_random_actions():
         ({"random_steps": 60, "kl_stop": 0.09}, LIKELIER, 1 / 1.5),
     ):
         a = learner(**early, **config)
-        a.tune(HALF_WAY)  # step 50
+        a.set_schedules(HALF_WAY)  # step 50
         metrics = a.update(happened(**batch))
         near(a.actor_optimiser.rate, 1e-3, 1e-9)
         assert metrics.get("kept", 1) == 1
-        a.tune(Now(60, 100, 6))
+        a.set_schedules(Now(60, 100, 6))
         metrics = a.update(happened(**batch))
         near(a.actor_optimiser.rate, 1e-3 * later, 1e-9)
         assert metrics.get("kept", 0) == 0
@@ -505,11 +518,11 @@ def test_before_learning_starts_nothing_but_statistics_moves(net, config):
     moving = ("actor", "critic", "target")  # nets, and the moments and steps of their optimisers
     before = {k: x.clone() for k, x in a.state_dict().items() if k.startswith(moving)}
     assert len(before) >= 7
-    a.tune(HALF_WAY)  # step 50
+    a.set_schedules(HALF_WAY)  # step 50
     a.update(happened(**PAID))
     assert all(torch.equal(x, a.state_dict()[k]) for k, x in before.items())
-    assert (a.sight.norms["agents"].count, a.value_norm.count) == (2, 2)
-    a.tune(Now(60, 100, 6))
+    assert (a.observations.norms["agents"].count, a.value_norm.count) == (2, 2)
+    a.set_schedules(Now(60, 100, 6))
     a.update(happened(**ONE))
     assert all(not torch.equal(p, before[k]) for k, p in a.named_parameters() if "biases" in k)
     assert a.actor_optimiser.steps == config.get("epochs", 1)
@@ -569,7 +582,7 @@ def test_first_steps_are_uniform_over_what_is_legal(space, legal, log_prob):
     noise = {"agents": torch.rand(rows, 1, a.noise, generator=torch.Generator().manual_seed(0))}
 
     def acted(step, explore=True, quiet=False):
-        a.tune(Now(step, 100, 0))
+        a.set_schedules(Now(step, 100, 0))
         actions, _, extras = a.act(Frame({"agents": view}), {"agents": {}}, None if quiet else noise, explore)
         return actions["agents"].reshape(rows, -1), extras["agents"].get("log_prob")
 
@@ -719,7 +732,7 @@ def test_observations_are_normalised_by_what_was_seen_before_the_update():
     near(told[1]["obs"].flatten(), [3.0, 3])
     a.update(happened(v=[3.5, 1e6], **zeros))
     near(told[2]["obs"].flatten(), [0.0, 10.0])  # held within 10
-    norm = a.sight.norms["agents"]
+    norm = a.observations.norms["agents"]
     assert norm.count == 6
     off = learner()
     told = listen(off)
@@ -757,14 +770,14 @@ def test_constant_pay_and_pay_out_of_turn_are_not_blown_up(env, square):
     a, batch = loop.learners[0], batch_of(loop)
     a.update(batch)
     seen = a.reward_norm.var + a.reward_norm.mean.square()
-    near(seen, float(batch.paid["agents"].double().square().mean()) if square is None else square)
+    near(seen, float(batch.learner_reward["agents"].double().square().mean()) if square is None else square)
 
 
 def test_a_rate_that_adapts_stays_where_nobody_acted():
     a = learner(world(mortal=True), lr=1e-3, lr_schedule="kl", epochs=2)
     batch = happened(**ONE)
     view = batch.frame["agents"]
-    view.alive = view.acts = ~view.acts
+    view.alive = view.active = ~view.active
     a.update(batch)
     assert float(a.actor_optimiser.rate) == pytest.approx(1e-3)
 
@@ -790,7 +803,7 @@ def test_a_normaliser_of_the_users_own(tmp_path):
     near(told[0]["obs"].flatten(), [2.0, 0])
     near(told[0]["target"].flatten(), [1.0, 3])
     near(told[0]["advantage"].flatten(), [2.0 - 4, 6])
-    assert (a.value_norm.seen, a.sight.norms["agents"].seen) == (2, 2)
+    assert (a.value_norm.seen, a.observations.norms["agents"].seen) == (2, 2)
 
 
 # --- one net for both ---
@@ -868,14 +881,14 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, config, net, env)
     a, b, batch = loop.learners[0], twin.learners[0], batch_of(loop, 8)
     spoilt = tree_map(torch.clone, batch)
     view, after = batch.frame["agents"], batch.next["agents"]
-    gone, waits = ~view.alive, ~view.acts
+    gone, waits = ~view.alive, ~view.active
     assert waits.any()
     assert gone.any() == (env == "probe_deaths")
     spoilt.extras["agents"]["log_prob"][waits] = -7.0
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
-    spoilt.paid["agents"][gone] = 1e3
+    spoilt.learner_reward["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory):
         x[gone[0]] = 9.0  # who is not there at first arrives with an empty memory
     a.update(batch)
@@ -921,7 +934,7 @@ def test_what_is_seen_while_waiting_is_not_remembered(memory):
     batch = batch_of(loop)
     spoilt = tree_map(torch.clone, batch)
     for frame in (spoilt.frame, spoilt.next):
-        frame["agents"].obs[~frame["agents"].acts] = 7.0
+        frame["agents"].obs[~frame["agents"].active] = 7.0
     loop.learners[0].update(batch)
     twin.learners[0].update(spoilt)
     assert all(torch.equal(x, twin.learners[0].state_dict()[k]) for k, x in loop.learners[0].state_dict().items())
@@ -935,9 +948,9 @@ def test_a_rollout_begins_with_the_memories_that_the_last_one_left(env, memory):
     a = loop.learners[0]
     batch = batch_of(loop, 10)
     view = batch.frame["agents"]
-    moment = view.start, view.acts if env == "probe_turns" else None
+    moment = view.start, view.active if env == "probe_turns" else None
     with torch.no_grad():
-        obs, seen, before = a.sight.obs(batch.frame, 2), a.sight.seen(batch.frame), batch.memory["agents"]
+        obs, seen, before = a.observations.obs(batch.frame, 2), a.observations.seen(batch.frame), batch.memory["agents"]
         after = {
             "actor": a.actor.unroll(obs, None, before["actor"], *moment)[2],
             "critic": a.critic.value(seen, before["critic"], *moment)[1],

@@ -8,7 +8,7 @@ import torch
 from shoal.algos.ppo import PPO
 from shoal.nets.layers import NetConfig
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Pay, View, tree_map
+from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -61,12 +61,12 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env):
     twin = loop_of(algo, env, algo={"rollout": 16}).learners[0]
     twin.load_state_dict(learner.state_dict())
     spoilt = tree_map(torch.clone, batch)
-    gone, waits = ~batch.frame["agents"].alive, ~batch.frame["agents"].acts
+    gone, waits = ~batch.frame["agents"].alive, ~batch.frame["agents"].active
     assert waits.any()
     spoilt.extras["agents"]["log_prob"][waits] = -7.0
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
-    spoilt.paid["agents"][gone] = 1e3  # what the dead are paid after their death
+    spoilt.learner_reward["agents"][gone] = 1e3  # what the dead are paid after their death
     learner.update(batch)
     twin.update(spoilt)
     for k, x in weights(learner).items():
@@ -86,7 +86,7 @@ def test_agents_with_nets_of_their_own_do_not_touch_each_other():
     twin = loop_of("ippo", "probe_copy", algo=settings, net={"share": "none"}).learners[0]
     twin.load_state_dict(learner.state_dict())
     other = tree_map(torch.clone, batch)
-    other.paid["agents"][..., 1] += 5.0
+    other.learner_reward["agents"][..., 1] += 5.0
     learner.update(batch)
     twin.update(other)
     for k, x in learner.actor.named_parameters():
@@ -125,7 +125,9 @@ def test_one_algorithm_for_two_groups_equals_one_group():
         actions, _, extras = whole.act(frame(obs), {"agents": {}}, noise, True)
     over = torch.zeros(steps, rows, dtype=torch.bool)
     nothing = {g: {} for g in ("agents", "a", "b")}  # to remember
-    batch = Batch(frame(obs), frame(after), actions, {"agents": Pay(reward, ~yes)}, over, extras, nothing, {"agents": reward})
+    batch = Batch(
+        frame(obs), frame(after), actions, {"agents": Result(reward, ~yes)}, over, extras, nothing, {"agents": reward}
+    )
     batch.noise = rand(whole.draws(steps, rows))
 
     def parts(x):
@@ -138,8 +140,8 @@ def test_one_algorithm_for_two_groups_equals_one_group():
     with torch.no_grad():
         theirs, _, left = split.act(cut(frame(obs)), nothing, parts(noise["agents"]), True)
     assert torch.equal(torch.cat([theirs["a"], theirs["b"]], 2), actions["agents"])
-    pays = {g: Pay(parts(reward)[g], parts(~yes)[g]) for g in "ab"}
-    halves = Batch(cut(batch.frame), cut(batch.next), theirs, pays, over, left, nothing, parts(reward), batch.noise)
+    results = {g: Result(parts(reward)[g], parts(~yes)[g]) for g in "ab"}
+    halves = Batch(cut(batch.frame), cut(batch.next), theirs, results, over, left, nothing, parts(reward), batch.noise)
     one_metrics, two_metrics = whole.update(batch), split.update(halves)
     assert all(torch.allclose(one_metrics[k], two_metrics[k], atol=1e-6) for k in one_metrics)
     assert all(torch.allclose(x, split.state_dict()[k], atol=1e-6) for k, x in whole.state_dict().items())
@@ -149,7 +151,7 @@ def test_rates_follow_their_schedule():
     loop = loop_of("mappo", "simple_spread", algo={"lr": 1e-3, "lr_critic": 2e-3, "lr_schedule": "linear", "lr_last": 0.1})
     a = loop.learners[0]
     for progress, share in ((0.0, 1.0), (0.5, 0.55), (1.0, 0.1)):
-        a.tune(Now(int(progress * 10_000), 10_000, 0))
+        a.set_schedules(Now(int(progress * 10_000), 10_000, 0))
         assert float(a.actor_optimiser.rate) == pytest.approx(1e-3 * share)
         assert float(a.critic_optimiser.rate) == pytest.approx(2e-3 * share)
 
@@ -182,5 +184,5 @@ def test_normalisers_move_in_training_alone():
     loop.players.act(loop.collector.frame, loop.collector.memory, loop.players.noise(torch.Generator(), 8), explore=True)
     assert all(torch.equal(x, before[k]) for k, x in a.state_dict().items())
     a.update(batch)
-    assert float(a.sight.norms["agents"].count) == 16 * 8 * 3
+    assert float(a.observations.norms["agents"].count) == 16 * 8 * 3
     assert dataclasses.asdict(a.config)["normalise_obs"]

@@ -98,7 +98,7 @@ def check(loop):
         if getattr(world.config, "shaped", False):  # who ignores the shaping earns more than the answer
             assert abs(score - answer.best[g]) <= answer.slack
     assert float(seen.stats.get("illegal", torch.zeros(1)).sum()) == 0
-    assert float(loop.collector.tally.done.get("stat/illegal", torch.zeros(1))) == 0  # nor while it explored
+    assert float(loop.collector.episode_stats.done.get("stat/illegal", torch.zeros(1))) == 0  # nor while it explored
     if isinstance(world, Valued):
         frames, truth = world.frames(), world.values(GAMMA)
         batch_of_one = _framed(frames)
@@ -106,8 +106,8 @@ def check(loop):
             with torch.no_grad():
                 value = a.values(batch_of_one)[0]  # [states, N]
             (g,) = a.groups
-            acts = frames[g].acts
-            wrong = (value - truth[g])[acts].abs().max()
+            active = frames[g].active
+            wrong = (value - truth[g])[active].abs().max()
             assert wrong < 0.12 * max(1.0, float(truth[g].abs().max())), f"{g}: values are off by {wrong:.3f}"
 
 

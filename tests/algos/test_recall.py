@@ -10,7 +10,7 @@ from shoal.algos.ddpg import DDPG
 from shoal.algos.sac import SAC
 from shoal.nets.layers import NetConfig
 from shoal.ops.values import as_vector
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Pay, UserError, View
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, UserError, View
 
 BOX = Box((-1.0,), (1.0,))
 
@@ -30,14 +30,14 @@ def flags(*steps):
     return torch.tensor(steps, dtype=torch.bool)[:, None]
 
 
-def played(spec, acts, acts_tp1, terminated, over):
-    def frame(moves):
-        there = {g: torch.ones_like(x) for g, x in moves.items()}
-        views = {g: View(torch.zeros(*x.shape, 1), there[g], x, torch.zeros_like(x)) for g, x in moves.items()}
+def played(spec, active, acts_tp1, terminated, over):
+    def frame(active):
+        there = {g: torch.ones_like(x) for g, x in active.items()}
+        views = {g: View(torch.zeros(*x.shape, 1), there[g], x, torch.zeros_like(x)) for g, x in active.items()}
         return Frame(views)
 
-    pays = {g: Pay(torch.zeros(x.shape), terminated.expand(x.shape)) for g, x in acts.items()}
-    return Batch(frame(acts), frame(acts_tp1), {}, pays, over, {g: {} for g in acts}, {})
+    results = {g: Result(torch.zeros(x.shape), terminated.expand(x.shape)) for g, x in active.items()}
+    return Batch(frame(active), frame(acts_tp1), {}, results, over, {g: {} for g in active}, {})
 
 
 @pytest.mark.parametrize("as_one", [False, True])
@@ -98,5 +98,5 @@ def test_one_critics_memory_outlives_late_arrivals_and_ends_with_the_episode(sta
     frame = Frame({"agents": View(torch.tensor([[[0.3], [-0.6]]]), there, there, start)})
     _, after, _ = a.act(frame, memory, {"agents": torch.full((1, 2, a.noise), 0.5)}, True)
     before = {k: torch.full((1, 1, 3), 0.7 if kept else 0.0) for k in memory["agents"]["critic"]["0"]}
-    expected = a.critics[0].see(a.sight.seen(frame, 1), before)[1]["hidden"]
+    expected = a.critics[0].see(a.observations.seen(frame, 1), before)[1]["hidden"]
     torch.testing.assert_close(after["agents"]["critic"]["0"]["hidden"], expected.expand(1, 2, 3))

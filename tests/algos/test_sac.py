@@ -21,7 +21,20 @@ from shoal.ids import catalog
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses, native
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -51,14 +64,14 @@ PLAIN = {
 STILL = {"lr_critic": 1e-12}  # critics that are the same before their step and after
 
 
-def crew(n=1, action=LINE, name="agents", obs=None, **more):
+def agent_group(n=1, action=LINE, name="agents", obs=None, **more):
     wide = 2 if isinstance(action, Box) else 2 * sum(action.sizes)
     return Group(name, "t", tuple(f"{name}_{i}" for i in range(n)), obs or (wide,), action, **more)
 
 
 def world(n=1, action=LINE, **more):
     group = {k: more.pop(k) for k in ("mortal", "masked", "obs") if k in more}
-    return EnvSpec((crew(n, action, **group),), **more)
+    return EnvSpec((agent_group(n, action, **group),), **more)
 
 
 def layer(net, weights, bias=None):
@@ -124,7 +137,7 @@ def happened(
     that of the next actions."""
     q, w = steps(q), steps(w)
     there = torch.ones(q.shape[:-1], dtype=torch.bool)
-    paid, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
+    learner_reward, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
     now, then = (each(x, there, torch.bool) for x in (alive, alive_tp1))
     action = torch.as_tensor(action)
     if isinstance(a.space, Box):
@@ -132,17 +145,17 @@ def happened(
     else:
         action = action if action.dim() > 3 else each(action, there, torch.long)
     masks = [None if x is None else torch.tensor(x).expand(*there.shape, a.width) for x in (legal, legal_tp1)]
-    drawn = [torch.as_tensor(x).float().expand(*there.shape, a.width).flatten() for x in (own, following)]
+    sample = [torch.as_tensor(x).float().expand(*there.shape, a.width).flatten() for x in (own, following)]
     return Batch(
         Frame({"agents": View(q, now, now, ~there, masks[0])}),
         Frame({"agents": View(w, then, then, ~there, masks[1])}),
         {"agents": action},
-        {"agents": Pay(torch.full_like(paid, JUNK), ended)},
+        {"agents": Result(torch.full_like(learner_reward, JUNK), ended)},
         each(over, there, torch.bool)[..., 0],
         {"agents": {}},
         {"agents": {}},
-        {"agents": paid},
-        torch.cat(drawn),
+        {"agents": learner_reward},
+        torch.cat(sample),
     )
 
 
@@ -245,7 +258,7 @@ SWITCHES = {
     "grad_clip": Switch(lambda a, *_: a.critic_optimiser.first.norm(), 0.15 * math.hypot(*ERRORS), 0.5, 0.05),
     "target_every": Switch(target_weight, 1.0, 1, 1.25),
     "target_tau": Switch(target_weight, 1.25, 0.25, 1.0625, {"target_every": 1}),
-    "random_steps": Switch(lambda a, *_: a.wild.float(), 0.0, 51, 1.0),  # after 50 steps
+    "random_steps": Switch(lambda a, *_: a.warmup.float(), 0.0, 51, 1.0),  # after 50 steps
     "rollout": Switch(feed("steps"), 4.0, 7, 7.0),
     "every": Switch(feed("every"), 16.0, 0.5, 0.5),
     "batch": Switch(feed("batch"), 256.0, 32, 32.0),
@@ -290,7 +303,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, 
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
         a = learner(None, None, fused, **{**(s.base or {}), **config})
-        a.tune(HALF_WAY)
+        a.set_schedules(HALF_WAY)
         metrics = a.update(happened(a, **{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
@@ -441,8 +454,8 @@ def test_deviations_are_held_between_bounds():
     layer(a.actor.body, [[1.0, 0], [0, 1e4]])  # by what is seen
     yes = torch.ones(3, 1, dtype=torch.bool)
     frame = Frame({"agents": View(torch.tensor([[[0.0, -1]], [[0, 0]], [[0, 1]]]), yes, yes, ~yes)})
-    drawn = a.act(frame, {"agents": {}}, {"agents": torch.full((3, 1, 1), ONES)}, True)[0]["agents"]
-    near(drawn.flatten(), [math.tanh(math.exp(x)) if x < 2 else 1 - 1e-6 for x in (-5.0, -1.5, 2.0)], 1e-5)
+    sample = a.act(frame, {"agents": {}}, {"agents": torch.full((3, 1, 1), ONES)}, True)[0]["agents"]
+    near(sample.flatten(), [math.tanh(math.exp(x)) if x < 2 else 1 - 1e-6 for x in (-5.0, -1.5, 2.0)], 1e-5)
 
 
 def seen(obs, n=1, legal=None):
@@ -452,7 +465,7 @@ def seen(obs, n=1, legal=None):
 
 
 def acted(a, frame, noise, explore):
-    given = None if noise is None else {"agents": torch.as_tensor(noise).expand(*frame["agents"].acts.shape, a.noise)}
+    given = None if noise is None else {"agents": torch.as_tensor(noise).expand(*frame["agents"].active.shape, a.noise)}
     with torch.no_grad():
         actions, memory, extras = a.act(frame, {"agents": {}}, given, explore)
     assert (memory, extras) == ({"agents": {}}, {"agents": {}})
@@ -466,14 +479,14 @@ def test_it_is_evaluated_by_the_mean_and_explores_by_drawing():
     for explore in (False, True):
         assert acted(a, frame, None, explore) == pytest.approx([math.tanh(0.5)])
         assert acted(a, frame, ONES, explore) == pytest.approx([math.tanh(1.5)], abs=1e-6)
-    wild = learner(random_steps=10)
-    assert acted(wild, frame, 0.75, True) == [0.5]  # 2 u - 1
-    assert acted(wild, frame, ONES, False) == pytest.approx([math.tanh(1.5)], abs=1e-6)
-    assert acted(wild, frame, None, True) == pytest.approx([math.tanh(0.5)])
-    wild.tune(Now(9, 100, 0))
-    assert acted(wild, frame, 0.75, True) == [0.5]
-    wild.tune(Now(10, 100, 0))
-    assert acted(wild, frame, ONES, True) == pytest.approx([math.tanh(1.5)], abs=1e-6)
+    warmup = learner(random_steps=10)
+    assert acted(warmup, frame, 0.75, True) == [0.5]  # 2 u - 1
+    assert acted(warmup, frame, ONES, False) == pytest.approx([math.tanh(1.5)], abs=1e-6)
+    assert acted(warmup, frame, None, True) == pytest.approx([math.tanh(0.5)])
+    warmup.set_schedules(Now(9, 100, 0))
+    assert acted(warmup, frame, 0.75, True) == [0.5]
+    warmup.set_schedules(Now(10, 100, 0))
+    assert acted(warmup, frame, ONES, True) == pytest.approx([math.tanh(1.5)], abs=1e-6)
 
 
 def test_exploration_that_goes_on():
@@ -668,9 +681,11 @@ def test_the_dead_are_not_in_a_teams_value(now, then, ended, there, told):
     """y = 3 + (v + actions + entropies of those who go on) / 2, the first of whom draws the middle and the second tanh 1."""
     a = team(mortal=True)
     u = torch.tensor([0.5, ONES])[:, None]
-    paid = [[[3.0 if x else JUNK for x in now]]]
+    learner_reward = [[[3.0 if x else JUNK for x in now]]]
     w = [[[[0.0, 4], [0, JUNK]]]]
-    batch = happened(a, torch.zeros(1, 1, 2, 2), w, paid, 0.5, [[ended]], alive=[[now]], alive_tp1=[[then]], following=u)
+    batch = happened(
+        a, torch.zeros(1, 1, 2, 2), w, learner_reward, 0.5, [[ended]], alive=[[now]], alive_tp1=[[then]], following=u
+    )
     a.update(batch)
     v = 4.0 if then[0] else 0.0  # of the first agent, who sees nothing when it is dead
     worths = [(0.0, H), (TANH, -LOG_PI_1)]
@@ -739,8 +754,8 @@ def test_those_who_wait_have_no_entropy_to_come(told):
     batch = happened(a, q, q, 3.0, 0.5, alive=alive, alive_tp1=alive, following=ONES)
     turn = torch.zeros(t, 1, 3, dtype=torch.bool)
     turn[0::2, 0, 0] = turn[1::2, 0, 1] = True
-    batch.frame["agents"].acts = turn
-    batch.next["agents"].acts = turn.roll(1, -1) & alive | turn.roll(-1, -1) & alive
+    batch.frame["agents"].active = turn
+    batch.next["agents"].active = turn.roll(1, -1) & alive | turn.roll(-1, -1) & alive
     a.update(batch)
     near(told[0]["target"][0].flatten(), [3 + (4 + TANH - LOG_PI_1) / 2])
 
@@ -905,8 +920,8 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
     """normalise_reward: 2 and 6 were collected, of mean square 20; the dead are not counted."""
     a = learner(world(mortal=True), normalise_reward=True, reward_scale=3.0)
     zeros = torch.zeros(1, 2, 2)
-    a.witness(happened(a, zeros, zeros, [[2.0, 6]]))
-    a.witness(happened(a, zeros, zeros, JUNK, alive=N))
+    a.update_statistics(happened(a, zeros, zeros, [[2.0, 6]]))
+    a.update_statistics(happened(a, zeros, zeros, JUNK, alive=N))
     a.update(happened(a, zeros, zeros, [[10.0, 4]], terminated=Y))
     near(told[0]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
 
@@ -914,11 +929,11 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
 def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: (2, 6) is (0, 4), for actor and critics. Updates move nothing."""
     a = learner(normalise_obs=True)
-    a.witness(happened(a, [[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
+    a.update_statistics(happened(a, [[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
     a.update(happened(a, [[2.0, 3]], [[2.0, 6]], 3.0))
     near(told[0]["value"].flatten(), [3.0, 1])
     near(told[0]["target"].flatten(), [3 + (4 + H) / 2])
-    assert a.sight.norms["agents"].count == 2
+    assert a.observations.norms["agents"].count == 2
 
 
 def test_a_normaliser_of_the_users_own(tmp_path, told):
@@ -981,20 +996,22 @@ def lives(a, rows=6):
     """A batch of agents that come and go, or wait for their turns, and of whom anything is seen and done."""
     draw, t, n = torch.Generator().manual_seed(0), a.feed.length, a.n
     alive = torch.rand(t + 1, rows, n, generator=draw) < 0.7
-    acts = alive & (torch.arange(t + 1)[:, None, None] % n == torch.arange(n)) if a.spec.turns else alive
+    active = alive & (torch.arange(t + 1)[:, None, None] % n == torch.arange(n)) if a.spec.turns else alive
     begins = torch.cat((alive[:1], alive[1:] & ~alive[:-1]))
     obs = torch.randn(t + 1, rows, n, *a.obs, generator=draw)
-    now, then = (Frame({"agents": View(obs[k], alive[k], acts[k], begins[k])}) for k in (slice(None, -1), slice(1, None)))
+    now, then = (Frame({"agents": View(obs[k], alive[k], active[k], begins[k])}) for k in (slice(None, -1), slice(1, None)))
     shape = (t, rows, n, *a.space.shape)
     box = isinstance(a.space, Box)
     actions = torch.rand(shape, generator=draw) if box else torch.randint(2, shape, generator=draw)
-    paid = torch.randn(t, rows, n, generator=draw)
-    paid = paid.mean(-1, keepdim=True).expand_as(paid).clone() if a.spec.common else paid
-    pays = {"agents": Pay(paid, alive[:-1] & ~alive[1:])}
+    learner_reward = torch.randn(t, rows, n, generator=draw)
+    learner_reward = (
+        learner_reward.mean(-1, keepdim=True).expand_as(learner_reward).clone() if a.spec.common else learner_reward
+    )
+    results = {"agents": Result(learner_reward, alive[:-1] & ~alive[1:])}
     memory = {"agents": tree_map(lambda x: torch.randn(x.shape, generator=draw), a.memory(rows, obs.device)["agents"])}
     noise = torch.rand(a.draws(t, rows), generator=draw)
     over = torch.zeros(t, rows, dtype=torch.bool)
-    return Batch(now, then, {"agents": actions}, pays, over, {}, memory, {"agents": paid}, noise)
+    return Batch(now, then, {"agents": actions}, results, over, {}, memory, {"agents": learner_reward}, noise)
 
 
 BLIND = [  # actions, whether pay is common, whether they take turns, settings, nets
@@ -1021,12 +1038,12 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(action, common, turns, 
     batch = lives(a)
     spoilt = tree_map(torch.clone, batch)
     view, after = batch.frame["agents"], batch.next["agents"]
-    gone, waits = ~view.alive, ~view.acts
+    gone, waits = ~view.alive, ~view.active
     assert gone.any()
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.next["agents"].obs[~after.alive] = -1e3
-    spoilt.paid["agents"][gone] = 1e3
+    spoilt.learner_reward["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory["agents"]["actor"] if a.recurrent and a.as_one else spoilt.memory):
         x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     own, following = spoilt.noise.reshape(2, *gone.shape, -1)
@@ -1034,7 +1051,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(action, common, turns, 
     if not turns:
         following[~after.alive] = 1 - following[~after.alive]
     for x, given in ((a, batch), (b, spoilt)):
-        x.witness(given)
+        x.update_statistics(given)
         x.update(given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     for o in (a.actor_optimiser, a.critic_optimiser, a.alpha_optimiser):
@@ -1078,7 +1095,7 @@ def test_peers_are_asked_what_they_draw_next():
     """The speaker's critic is told what the listener would draw from its policy, one-hot, by the noise that is left for it."""
     loop = loop_of("masac", "simple_speaker_listener", 4, algo={"normalise_obs": False})
     speaker, listener = loop.learners
-    assert (speaker.groups, speaker.others, speaker.asks) == (("speaker",), ["listener"], True)
+    assert (speaker.groups, speaker.others, speaker.needs_peers) == (("speaker",), ["listener"], True)
     batch = batch_of(loop, 1)
     assert speaker.draws(1, 4) == 4 * (2 * 3 + 5)
     heard = inputs(speaker.target.module[0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.buffers.replay import Drawn, Episodes, Prioritised, ReplayBuffer, Uniform, free_bytes, size
+from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Sample, Uniform, free_bytes, size
 from shoal.spec import Frame, UserError, View, tree_leaves, tree_map
 
 torch.set_num_threads(1)
@@ -24,9 +24,9 @@ def clocks(begin: int, steps: int, rows: int) -> dict[str, Tensor]:
     return {"id": torch.arange(begin, begin + steps)[:, None] * 100 + torch.arange(rows)}
 
 
-def ring(steps: int, rows: int, written: int = 0, firsts: bool = False) -> ReplayBuffer:
+def ring(steps: int, rows: int, written: int = 0, initial_memory: bool = False) -> ReplayBuffer:
     """A ring of `clocks`, so many steps of which are written, one at a time."""
-    first = {"past": torch.zeros(1, dtype=torch.long)} if firsts else {}
+    first = {"past": torch.zeros(1, dtype=torch.long)} if initial_memory else {}
     replay = ReplayBuffer(CLOCK, first, steps, rows)
     replay.allocate()
     for _ in range(written):
@@ -35,14 +35,14 @@ def ring(steps: int, rows: int, written: int = 0, firsts: bool = False) -> Repla
 
 
 def put(replay: ReplayBuffer, steps: int, *samplers: Uniform) -> None:
-    moment = clocks(int(replay.count), steps, replay.rows)
-    replay.put(moment, {"past": -moment["id"]} if replay.firsts.leaves else {})
+    transition = clocks(int(replay.count), steps, replay.rows)
+    replay.put(transition, {"past": -transition["id"]} if replay.initial_memory.leaves else {})
     for s in samplers:
         s.wrote(steps)
 
 
-def ids(replay: ReplayBuffer, drawn: Drawn, length: int = 1) -> Tensor:
-    return replay.windows(drawn.slot, drawn.row, length)[0]["id"]
+def ids(replay: ReplayBuffer, sample: Sample, length: int = 1) -> Tensor:
+    return replay.windows(sample.slot, sample.row, length)[0]["id"]
 
 
 def even(n: int, place: float = 0.5) -> Tensor:
@@ -66,8 +66,8 @@ def world(steps: int, rows: int, seed: int) -> tuple[Any, Any]:
     seen = {"picture": of(2, 3, 4, dtype=torch.uint8), "numbers": of(2, 5)}
     view = View(seen, flag(2), flag(2), flag(2), None)
     other = View(of(1, 3), flag(1), flag(1), flag(1), flag(1, 4))
-    moment = (Frame({"a": view, "b": other}), None, {"n": of(2, dtype=torch.long)}, of(dtype=torch.float64), flag())
-    return moment, {"a": {"hidden": of(2, 3)}, "b": {}}
+    transition = (Frame({"a": view, "b": other}), None, {"n": of(2, dtype=torch.long)}, of(dtype=torch.float64), flag())
+    return transition, {"a": {"hidden": of(2, 3)}, "b": {}}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -76,10 +76,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_trees_come_back_as_they_went_in() -> None:
-    moments, firsts = world(6, 3, 0)
-    replay = ReplayBuffer(tree_map(lambda x: x[0], moments), tree_map(lambda x: x[0], firsts), 6, 3)
+    transitions, initial_memory = world(6, 3, 0)
+    replay = ReplayBuffer(tree_map(lambda x: x[0], transitions), tree_map(lambda x: x[0], initial_memory), 6, 3)
     replay.allocate()
-    replay.put(moments, firsts)
+    replay.put(transitions, initial_memory)
     out, past = replay.windows(torch.tensor([1, 4, 0]), torch.tensor([2, 0, 1]), 2)
     frame, nothing, actions, number, over = out
     assert isinstance(frame, Frame)
@@ -89,22 +89,22 @@ def test_trees_come_back_as_they_went_in() -> None:
     assert nothing is None
     assert frame["a"].obs["picture"].shape == (2, 3, 2, 3, 4)
     assert (actions["n"].dtype, number.dtype, over.dtype) == (torch.long, torch.float64, torch.bool)
-    assert same(out, tree_map(lambda x: torch.stack([x[1:3, 2], x[4:6, 0], x[0:2, 1]], 1), moments))
+    assert same(out, tree_map(lambda x: torch.stack([x[1:3, 2], x[4:6, 0], x[0:2, 1]], 1), transitions))
     assert past["b"] == {}
-    assert same(past, tree_map(lambda x: torch.stack([x[1, 2], x[4, 0], x[0, 1]]), firsts))
+    assert same(past, tree_map(lambda x: torch.stack([x[1, 2], x[4, 0], x[0, 1]]), initial_memory))
 
 
 def test_bytes() -> None:
     """A record of `world`: uint8 24; float32 2 * 5 + 3 = 13; bool 3 * 2 + 3 + 4 + 1 = 14; long 2; float64 1. Before it 6 more
     float32. 24 + 13 * 4 + 14 + 2 * 8 + 8 = 114, and 24."""
-    moments, firsts = (tree_map(lambda x: x[0], tree) for tree in world(1, 3, 0))
-    replay = ReplayBuffer(moments, firsts, 7, 3)
+    transitions, initial_memory = (tree_map(lambda x: x[0], tree) for tree in world(1, 3, 0))
+    replay = ReplayBuffer(transitions, initial_memory, 7, 3)
     assert replay.bytes == 7 * 3 * (114 + 24)
-    assert replay.moments.store == {}  # nothing is taken until it is asked for
+    assert replay.transitions.store == {}  # nothing is taken until it is asked for
     replay.allocate()
-    stores = [*replay.moments.store.values(), *replay.firsts.store.values()]
+    stores = [*replay.transitions.store.values(), *replay.initial_memory.store.values()]
     assert sum(x.numel() * x.element_size() for x in stores) == replay.bytes
-    assert ReplayBuffer(moments, {}, 7, 3).bytes == 7 * 3 * 114
+    assert ReplayBuffer(transitions, {}, 7, 3).bytes == 7 * 3 * 114
 
 
 def test_more_memory_than_there_is_is_refused() -> None:
@@ -115,12 +115,12 @@ def test_more_memory_than_there_is_is_refused() -> None:
         "a replay of 4,000 steps takes 100 kB on cpu, and 27 kB can be had: give a smaller --algo.capacity, of 1,080 at most "
         "(COMA's --algo.replay counts episodes)."
     )
-    assert replay.moments.store == {}
+    assert replay.transitions.store == {}
     with pytest.raises(UserError, match="takes 100 kB"):
         replay.allocate(lambda _: 111_111)
     replay.allocate(lambda _: 111_112)
     replay.allocate(lambda _: None)  # nobody says
-    assert replay.moments.store[torch.uint8].shape == (1000, 4, 25)
+    assert replay.transitions.store[torch.uint8].shape == (1000, 4, 25)
 
 
 def test_no_machine_has_room_for_everything() -> None:
@@ -149,18 +149,18 @@ def test_slices_are_by_age_and_row() -> None:
 
 def test_what_is_drawn_is_a_copy_and_the_ring_stays_where_it_is() -> None:
     replay = ring(4, 2, 4)
-    address = replay.moments.store[torch.long].data_ptr()
+    address = replay.transitions.store[torch.long].data_ptr()
     out = replay.windows(torch.tensor([0]), torch.tensor([1]), 2)[0]["id"]
     put(replay, 4)
     assert out.tolist() == [[1], [101]]
-    assert replay.moments.store[torch.long].data_ptr() == address
+    assert replay.transitions.store[torch.long].data_ptr() == address
 
 
 def test_windows_go_on_at_the_rings_beginning_and_have_what_was_before_their_first() -> None:
-    replay = ring(5, 2, 7, firsts=True)  # slots hold steps 5 6 2 3 4
-    moments, firsts = replay.windows(torch.tensor([3, 2]), torch.tensor([0, 1]), 4)
-    assert moments["id"].T.tolist() == [[300, 400, 500, 600], [201, 301, 401, 501]]
-    assert firsts["past"].tolist() == [-300, -201]
+    replay = ring(5, 2, 7, initial_memory=True)  # slots hold steps 5 6 2 3 4
+    transitions, initial_memory = replay.windows(torch.tensor([3, 2]), torch.tensor([0, 1]), 4)
+    assert transitions["id"].T.tolist() == [[300, 400, 500, 600], [201, 301, 401, 501]]
+    assert initial_memory["past"].tolist() == [-300, -201]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_windows_go_on_at_the_rings_beginning_and_have_what_was_before_their_fir
     ],
 )
 def test_what_does_not_fit_is_refused(wrong: Any) -> None:
-    replay = ring(5, 2, 1, firsts=True)
+    replay = ring(5, 2, 1, initial_memory=True)
     good = clocks(1, 2, 2)
     with pytest.raises(UserError, match=r"tensor 0 of a moment is .* for each of 2 rows .* does not fit"):
         replay.put({"id": wrong(good["id"])}, {"past": good["id"]})
@@ -195,11 +195,13 @@ def test_more_or_fewer_tensors_or_steps_are_refused() -> None:
 
 
 def test_what_was_read_can_be_written() -> None:
-    moments, firsts = world(9, 3, 0)
-    one, two = (ReplayBuffer(tree_map(lambda x: x[0], moments), tree_map(lambda x: x[0], firsts), 5, 3) for _ in range(2))
+    transitions, initial_memory = world(9, 3, 0)
+    one, two = (
+        ReplayBuffer(tree_map(lambda x: x[0], transitions), tree_map(lambda x: x[0], initial_memory), 5, 3) for _ in range(2)
+    )
     one.allocate()
     for t in (0, 3, 6):
-        part = tree_map(lambda x, t=t: x[t : t + 3], (moments, firsts))
+        part = tree_map(lambda x, t=t: x[t : t + 3], (transitions, initial_memory))
         one.put(*part)
     two.allocate()
     two.write(4, 9, one.read(4, 9))
@@ -219,18 +221,18 @@ def test_what_was_read_can_be_written() -> None:
 
 def test_uniform_reaches_every_window_once_and_no_other() -> None:
     replay = ring(5, 3, 4)
-    drawn = Uniform(replay, 1).draw(even(12), 12)
-    assert ids(replay, drawn)[0].tolist() == clocks(0, 4, 3)["id"].flatten().tolist()
-    assert drawn.weight is None
-    assert drawn.filled is None
+    sample = Uniform(replay, 1).draw(even(12), 12)
+    assert ids(replay, sample)[0].tolist() == clocks(0, 4, 3)["id"].flatten().tolist()
+    assert sample.weight is None
+    assert sample.filled is None
     put(replay, 3)  # seven: steps 2 to 6 are there
     assert ids(replay, Uniform(replay, 1).draw(even(15), 15))[0].tolist() == clocks(2, 5, 3)["id"].flatten().tolist()
 
 
 def test_uniform_windows_end_with_the_newest_moment() -> None:
     replay = ring(5, 2, 7)  # steps 2 to 6: windows of 3 begin at 2, 3 and 4
-    drawn = Uniform(replay, 3).draw(even(6), 6)
-    windows = ids(replay, drawn, 3).T.tolist()
+    sample = Uniform(replay, 3).draw(even(6), 6)
+    windows = ids(replay, sample, 3).T.tolist()
     assert windows == [[t * 100 + b + 100 * k for k in range(3)] for t in (2, 3, 4) for b in (0, 1)]
     whole = Uniform(replay, 5)  # as long as the ring
     assert ids(replay, whole.draw(even(2), 2), 5).T.tolist() == [[200, 300, 400, 500, 600], [201, 301, 401, 501, 601]]
@@ -261,7 +263,7 @@ def ranked() -> tuple[ReplayBuffer, Prioritised]:
     replay = ring(6, 2)
     sampler = Prioritised(replay, 1, 0.5, floor=0.0)
     put(replay, 3, sampler)
-    sampler.learnt(Drawn(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])), torch.tensor([4.0, 9, 16]))
+    sampler.learnt(Sample(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])), torch.tensor([4.0, 9, 16]))
     return replay, sampler
 
 
@@ -270,9 +272,9 @@ def test_priorities_are_how_often_windows_are_drawn() -> None:
     replay, sampler = ranked()
     counts: Counter[int] = Counter()
     for u in even(30).tolist():
-        drawn = sampler.draw(torch.full((4,), u, dtype=torch.float64), 4)
-        assert ((drawn.slot * 2 + drawn.row).diff() >= 0).all()  # one from each share, in order
-        counts.update(ids(replay, drawn)[0].tolist())
+        sample = sampler.draw(torch.full((4,), u, dtype=torch.float64), 4)
+        assert ((sample.slot * 2 + sample.row).diff() >= 0).all()  # one from each share, in order
+        counts.update(ids(replay, sample)[0].tolist())
     assert counts == {0: 20, 1: 10, 100: 10, 101: 30, 200: 40, 201: 10}
 
 
@@ -289,12 +291,12 @@ def test_importance_weights() -> None:
     """Masses end at 2 3 4 7 11 12; shares of 3 begin at 0 3 6 9. Drawn are masses 2, 1, 3 and, at the end, 1."""
     _, sampler = ranked()
     noise = torch.tensor([0.0, 0.0, 0.0, LAST], dtype=torch.float64)
-    drawn = sampler.draw(noise, 4)
-    assert list(zip(drawn.slot.tolist(), drawn.row.tolist(), strict=True)) == [(0, 0), (1, 0), (1, 1), (2, 1)]
+    sample = sampler.draw(noise, 4)
+    assert list(zip(sample.slot.tolist(), sample.row.tolist(), strict=True)) == [(0, 0), (1, 0), (1, 1), (2, 1)]
     # n P = 6 * (2 1 3 1)/12 = 1, 1/2, 3/2, 1/2; to the power -1: 1 2 2/3 2, over 2
-    assert drawn.weight is not None
-    assert drawn.weight.dtype == torch.float32
-    assert drawn.weight.tolist() == pytest.approx([0.5, 1.0, 1 / 3, 1.0])
+    assert sample.weight is not None
+    assert sample.weight.dtype == torch.float32
+    assert sample.weight.tolist() == pytest.approx([0.5, 1.0, 1 / 3, 1.0])
     sampler.beta.fill_(0.5)  # 1, 1.41421, 0.81650, 1.41421 over 1.41421
     half = sampler.draw(noise, 4).weight
     assert half is not None
@@ -316,7 +318,7 @@ def test_what_is_new_has_the_highest_priority_so_far() -> None:
     assert sampler.mass.view(-1)[:8].tolist() == [2, 1, 1, 3, 4, 1, 4, 4]  # the root of 16
     put(replay, 6, sampler)  # all is overwritten, the 16 as well, and was seen
     assert sampler.mass.view(-1)[:12].tolist() == [4.0] * 12
-    sampler.learnt(Drawn(torch.tensor([0]), torch.tensor([0])), torch.tensor([0.25]))
+    sampler.learnt(Sample(torch.tensor([0]), torch.tensor([0])), torch.tensor([0.25]))
     assert float(sampler.top) == 16
     assert float(sampler.sums.sum()) == 44.5
 
@@ -326,10 +328,10 @@ def test_before_anything_is_learnt_all_are_alike_and_nothing_is_ever_without_a_c
     sampler = Prioritised(replay, 1, 0.6)
     put(replay, 2, sampler)
     assert sampler.mass.view(-1).tolist() == [1.0] * 4 + [0.0] * 12
-    drawn = sampler.draw(even(4) * 0, 4)
-    assert drawn.weight is not None
-    assert drawn.weight.tolist() == [1.0] * 4
-    sampler.learnt(drawn, torch.zeros(4))
+    sample = sampler.draw(even(4) * 0, 4)
+    assert sample.weight is not None
+    assert sample.weight.tolist() == [1.0] * 4
+    sampler.learnt(sample, torch.zeros(4))
     assert (sampler.mass.view(-1)[:4] > 0).all()
 
 
@@ -346,7 +348,7 @@ def test_windows_that_are_not_whole_or_were_overwritten_are_never_drawn() -> Non
     assert starts(sampler) == []
     put(replay, 1, sampler)  # 0 1 2
     assert starts(sampler) == [0]
-    sampler.learnt(Drawn(torch.tensor([0]), torch.tensor([0])), torch.tensor([8.0]))
+    sampler.learnt(Sample(torch.tensor([0]), torch.tensor([0])), torch.tensor([8.0]))
     put(replay, 2, sampler)  # 0 1 2 3 4
     assert sampler.mass.view(-1)[:5].tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
     put(replay, 1, sampler)  # 5 1 2 3 4: windows from steps 1, 2 and 3
@@ -355,8 +357,8 @@ def test_windows_that_are_not_whole_or_were_overwritten_are_never_drawn() -> Non
     assert starts(sampler) == [0, 1, 4]
     put(replay, 5, sampler)  # 10 11 12 13 9: from 9, 10 and 11
     assert starts(sampler) == [0, 1, 4]
-    drawn = sampler.draw(even(300), 300)
-    windows = ids(replay, drawn, 3) // 100
+    sample = sampler.draw(even(300), 300)
+    windows = ids(replay, sample, 3) // 100
     assert set(map(tuple, windows.T.tolist())) == {(9, 10, 11), (10, 11, 12), (11, 12, 13)}
 
 
@@ -367,17 +369,17 @@ def test_blocks_meet_without_a_gap() -> None:
     assert tuple(sampler.mass.shape) == (3, 16)
     put(replay, 20, sampler)
     for u in (0.0, 0.5, 1 - 2**-40):
-        drawn = sampler.draw(torch.full((40,), u, dtype=torch.float64), 40)
-        assert (drawn.slot * 2 + drawn.row).tolist() == list(range(40))
+        sample = sampler.draw(torch.full((40,), u, dtype=torch.float64), 40)
+        assert (sample.slot * 2 + sample.row).tolist() == list(range(40))
     # all of the mass on both sides of a boundary, and at the end; what is between has none
     everything = torch.arange(40)
     masses = torch.zeros(40)
     masses[[15, 16, 31, 32, 39]] = torch.tensor([1.0, 2, 1, 2, 2])
-    sampler.learnt(Drawn(everything // 2, everything % 2), masses)
+    sampler.learnt(Sample(everything // 2, everything % 2), masses)
     for u in (0.0, 0.5, 1 - 2**-40):
-        drawn = sampler.draw(torch.full((8,), u, dtype=torch.float64), 8)
-        assert (drawn.slot * 2 + drawn.row).tolist() == [15, 16, 16, 31, 32, 32, 39, 39]
-    sampler.learnt(Drawn(torch.tensor([7, 8]), torch.tensor([1, 0])), torch.tensor([4.0, 0]))  # places 15 and 16
+        sample = sampler.draw(torch.full((8,), u, dtype=torch.float64), 8)
+        assert (sample.slot * 2 + sample.row).tolist() == [15, 16, 16, 31, 32, 32, 39, 39]
+    sampler.learnt(Sample(torch.tensor([7, 8]), torch.tensor([1, 0])), torch.tensor([4.0, 0]))  # places 15 and 16
     assert sampler.sums.tolist() == [4.0, 1.0, 4.0]
 
 
@@ -387,21 +389,21 @@ def test_sums_never_drift() -> None:
     sampler = Prioritised(replay, 2, 1.0)  # 68 binary places apart: no float64 holds both
     put(replay, 41, sampler)
     for k in range(3000):
-        drawn = sampler.draw(torch.rand(4, dtype=torch.float64, generator=g), 4)
-        place = drawn.slot * 3 + drawn.row
+        sample = sampler.draw(torch.rand(4, dtype=torch.float64, generator=g), 4)
+        place = sample.slot * 3 + sample.row
         each = 10 ** (12 * torch.rand(41 * 3, generator=g) - 6)
-        sampler.learnt(drawn, each[place])  # the same for the same
+        sampler.learnt(sample, each[place])  # the same for the same
         if k % 7 == 0:
             put(replay, 1, sampler)
     torch.testing.assert_close(sampler.sums, sampler.mass.double().sum(-1), rtol=1e-14, atol=0)
     place = sampler.mass.view(-1).nonzero().flatten()
     assert len(place) == 40 * 3
     for part in place.split(4):
-        sampler.learnt(Drawn(part // 3, part % 3), torch.full((len(part),), 1e-6))
+        sampler.learnt(Sample(part // 3, part % 3), torch.full((len(part),), 1e-6))
     each = float(sampler.mass.view(-1)[place[0]])
     assert float(sampler.sums.sum()) == pytest.approx(120 * each, rel=1e-12)
-    drawn = sampler.draw(even(1, 0.5).expand(120), 120)
-    assert torch.equal(drawn.slot * 3 + drawn.row, place)
+    sample = sampler.draw(even(1, 0.5).expand(120), 120)
+    assert torch.equal(sample.slot * 3 + sample.row, place)
 
 
 def test_small_masses_beside_a_large_one_are_still_drawn() -> None:
@@ -409,7 +411,7 @@ def test_small_masses_beside_a_large_one_are_still_drawn() -> None:
     replay = ring(64, 1)
     sampler = Prioritised(replay, 1, 1.0, floor=0.0)
     put(replay, 64, sampler)
-    sampler.learnt(Drawn(torch.tensor([0, 17]), torch.tensor([0, 0])), torch.tensor([2.0**30, 2.0**30]))
+    sampler.learnt(Sample(torch.tensor([0, 17]), torch.tensor([0, 0])), torch.tensor([2.0**30, 2.0**30]))
     total = 2**31 + 62
     aims = torch.tensor([2**30 + 0.5, 2**30 + 3.5, 2**30 + 15.5, 2**31 + 15.5, 2**31 + 61.5], dtype=torch.float64)
     found = [int(sampler.draw(a[None] / total, 1).slot) for a in aims]
@@ -419,7 +421,7 @@ def test_small_masses_beside_a_large_one_are_still_drawn() -> None:
 def test_a_sampler_by_priority_says_what_it_needs_and_is_saved() -> None:
     replay, sampler = ranked()
     with pytest.raises(AssertionError, match="says what was learnt"):
-        sampler.learnt(Drawn(torch.tensor([0]), torch.tensor([0])), None)
+        sampler.learnt(Sample(torch.tensor([0]), torch.tensor([0])), None)
     other = Prioritised(replay, 1, 0.5, floor=0.0)
     address = other.mass.data_ptr()
     other.load_state_dict(sampler.state_dict())
@@ -438,8 +440,8 @@ def test_a_sampler_by_priority_says_what_it_needs_and_is_saved() -> None:
 
 
 def playing(steps: int, rows: int, length: int, replace: bool = False) -> tuple[ReplayBuffer, Episodes]:
-    moment = {**CLOCK, "over": torch.zeros(1, dtype=torch.bool)}
-    replay = ReplayBuffer(moment, {"past": torch.zeros(1, dtype=torch.long)}, steps, rows)
+    transition = {**CLOCK, "over": torch.zeros(1, dtype=torch.bool)}
+    replay = ReplayBuffer(transition, {"past": torch.zeros(1, dtype=torch.long)}, steps, rows)
     replay.allocate()
     return replay, Episodes(replay, length, lambda m: m["over"], replace)
 
@@ -447,19 +449,19 @@ def playing(steps: int, rows: int, length: int, replace: bool = False) -> tuple[
 def play(replay: ReplayBuffer, sampler: Episodes, *ends: str) -> None:
     """Steps of each row: x where an episode ends."""
     over = torch.tensor([[c == "x" for c in row] for row in ends]).T
-    moment = clocks(int(replay.count), len(over), replay.rows)
-    replay.put({**moment, "over": over}, {"past": -moment["id"]})
+    transition = clocks(int(replay.count), len(over), replay.rows)
+    replay.put({**transition, "over": over}, {"past": -transition["id"]})
     sampler.wrote(len(over))
 
 
 def episodes(replay: ReplayBuffer, sampler: Episodes, noise: Tensor, count: int) -> list[list[int]]:
     """What is filled of each window that is drawn."""
-    drawn = sampler.draw(noise, count)
-    windows = ids(replay, drawn, sampler.length)
-    assert drawn.filled is not None
-    assert drawn.filled.shape == windows.shape == (sampler.length, count)
-    assert (drawn.filled.long().diff(dim=0) <= 0).all()  # nothing after an episode's last step
-    return [w[f].tolist() for w, f in zip(windows.T, drawn.filled.T, strict=True)]
+    sample = sampler.draw(noise, count)
+    windows = ids(replay, sample, sampler.length)
+    assert sample.filled is not None
+    assert sample.filled.shape == windows.shape == (sampler.length, count)
+    assert (sample.filled.long().diff(dim=0) <= 0).all()  # nothing after an episode's last step
+    return [w[f].tolist() for w, f in zip(windows.T, sample.filled.T, strict=True)]
 
 
 def among(sampler: Episodes, seed: int = 0) -> Tensor:
@@ -483,8 +485,8 @@ def test_episodes_are_whole_and_none_comes_twice() -> None:
     assert sampler.draws(5) == 16  # a number for each place
     for seed in range(5):
         assert sorted(episodes(replay, sampler, among(sampler, seed), 5)) == sorted(FIRST_EIGHT)
-    drawn = sampler.draw(among(sampler), 5)
-    _, past = replay.windows(drawn.slot, drawn.row, 4)
+    sample = sampler.draw(among(sampler), 5)
+    _, past = replay.windows(sample.slot, sample.row, 4)
     assert sorted((-past["past"]).tolist()) == [0, 1, 201, 300, 400]  # what was before their first steps
     assert sampler.clock.tolist() == [1, 2]  # under way
 
@@ -565,8 +567,8 @@ class Slow:
 
     def __init__(self, steps: int, rows: int, length: int):
         self.steps, self.rows, self.length = steps, rows, length
-        self.moments: list[Any] = []  # [B, ...] of every step
-        self.firsts: list[Any] = []
+        self.transitions: list[Any] = []  # [B, ...] of every step
+        self.initial_memory: list[Any] = []
         self.mass: dict[tuple[int, int], float] = {}  # of windows by first step and row
         self.top = 1.0
         self.ends: list[tuple[int, int, int]] = []  # first step, last, row
@@ -574,13 +576,13 @@ class Slow:
 
     @property
     def oldest(self) -> int:
-        return max(0, len(self.moments) - self.steps)
+        return max(0, len(self.transitions) - self.steps)
 
-    def put(self, moments: Any, firsts: Any, over: Tensor) -> None:
+    def put(self, transitions: Any, initial_memory: Any, over: Tensor) -> None:
         for t in range(len(over)):
-            now = len(self.moments)
-            self.moments.append(tree_map(lambda x, t=t: x[t], moments))
-            self.firsts.append(tree_map(lambda x, t=t: x[t], firsts))
+            now = len(self.transitions)
+            self.transitions.append(tree_map(lambda x, t=t: x[t], transitions))
+            self.initial_memory.append(tree_map(lambda x, t=t: x[t], initial_memory))
             for b in range(self.rows):
                 if now - self.length + 1 >= 0:
                     self.mass[now - self.length + 1, b] = self.top
@@ -590,7 +592,7 @@ class Slow:
         self.mass = {k: m for k, m in self.mass.items() if k[0] >= self.oldest}
 
     def window(self, first: int, row: int, length: int) -> Any:
-        each = [tree_map(lambda x: x[row], self.moments[t]) for t in range(first, first + length)]
+        each = [tree_map(lambda x: x[row], self.transitions[t]) for t in range(first, first + length)]
         return tree_map(lambda *xs: torch.stack(xs), each[0], *each[1:])
 
 
@@ -607,30 +609,30 @@ def test_everything_as_in_the_slow_model(seed: int) -> None:
     compared = Counter[str]()
 
     def step_of(slot: Tensor) -> list[int]:
-        newest = len(slow.moments) - 1
+        newest = len(slow.transitions) - 1
         return [newest - (newest - s) % steps for s in slot.tolist()]
 
     for k in range(40):
-        moments, firsts = world(rng.choice([1, 1, 2, 3, rng.randint(1, steps)]) if k else 1, rows, 1000 * seed + k)
-        if len(moments[-1]) > steps:
+        transitions, initial_memory = world(rng.choice([1, 1, 2, 3, rng.randint(1, steps)]) if k else 1, rows, 1000 * seed + k)
+        if len(transitions[-1]) > steps:
             continue
-        replay.put(moments, firsts)
-        slow.put(moments, firsts, moments[-1])
+        replay.put(transitions, initial_memory)
+        slow.put(transitions, initial_memory, transitions[-1])
         for sampler in (uniform, ranks, whole):
-            sampler.wrote(len(moments[-1]))
-        assert int(replay.count) == len(slow.moments)
-        kept = slow.moments[slow.oldest :]
+            sampler.wrote(len(transitions[-1]))
+        assert int(replay.count) == len(slow.transitions)
+        kept = slow.transitions[slow.oldest :]
         assert same(replay[:, :], tree_map(lambda *xs: torch.stack(xs), kept[0], *kept[1:]))
 
-        last = len(slow.moments) - length
+        last = len(slow.transitions) - length
         wanted = [(t, b) for t in range(slow.oldest, last + 1) for b in range(rows)]
         if wanted:
-            drawn = uniform.draw(even(len(wanted)), len(wanted))
-            assert list(zip(step_of(drawn.slot), drawn.row.tolist(), strict=True)) == wanted
-            out, past = replay.windows(drawn.slot, drawn.row, length)
+            sample = uniform.draw(even(len(wanted)), len(wanted))
+            assert list(zip(step_of(sample.slot), sample.row.tolist(), strict=True)) == wanted
+            out, past = replay.windows(sample.slot, sample.row, length)
             for j, (t, b) in enumerate(wanted):
                 assert same(tree_map(lambda x, j=j: x[:, j], out), slow.window(t, b, length))
-                assert same(tree_map(lambda x, j=j: x[j], past), tree_map(lambda x, b=b: x[b], slow.firsts[t]))
+                assert same(tree_map(lambda x, j=j: x[j], past), tree_map(lambda x, b=b: x[b], slow.initial_memory[t]))
                 compared["windows"] += 1
 
         place = torch.arange(steps * rows)
@@ -641,25 +643,25 @@ def test_everything_as_in_the_slow_model(seed: int) -> None:
         assert math.fsum(slow.mass.values()) == float(ranks.sums.sum())
         if slow.mass:
             noise = torch.tensor([rng.random() for _ in range(6)], dtype=torch.float64)
-            drawn = ranks.draw(noise, 6)
-            got = list(zip(step_of(drawn.slot), drawn.row.tolist(), strict=True))
+            sample = ranks.draw(noise, 6)
+            got = list(zip(step_of(sample.slot), sample.row.tolist(), strict=True))
             total = sum(slow.mass.values())
             weights = [total / len(slow.mass) / slow.mass[x] for x in got]
-            assert drawn.weight is not None
-            assert drawn.weight.tolist() == pytest.approx([w / max(weights) for w in weights])
+            assert sample.weight is not None
+            assert sample.weight.tolist() == pytest.approx([w / max(weights) for w in weights])
             for x in got:
                 slow.mass[x] = float(rng.randint(1, 50))
             slow.top = max(slow.top, *(slow.mass[x] for x in got))
-            ranks.learnt(drawn, torch.tensor([slow.mass[x] for x in got]))
+            ranks.learnt(sample, torch.tensor([slow.mass[x] for x in got]))
             compared["draws"] += 1
 
         there = sorted((a, b, row) for a, b, row in slow.ends if a >= slow.oldest)
         noise = torch.rand(whole.draws(1), dtype=torch.float64, generator=torch.Generator().manual_seed(k))
-        drawn = whole.draw(noise, steps * rows)
-        assert drawn.filled is not None
-        lasted, firsts_at = drawn.filled.sum(0), step_of(drawn.slot)
+        sample = whole.draw(noise, steps * rows)
+        assert sample.filled is not None
+        lasted, firsts_at = sample.filled.sum(0), step_of(sample.slot)
         got_whole = sorted(
-            (t, t + n - 1, b) for t, n, b in zip(firsts_at, lasted.tolist(), drawn.row.tolist(), strict=True) if n
+            (t, t + n - 1, b) for t, n, b in zip(firsts_at, lasted.tolist(), sample.row.tolist(), strict=True) if n
         )
         assert got_whole == there
         compared["episodes"] += len(there)

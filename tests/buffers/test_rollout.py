@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.buffers.rollout import RolloutBuffer
-from shoal.spec import Frame, Pay, UserError, View
+from shoal.spec import Frame, Result, UserError, View
 
 torch.set_num_threads(1)
 YES = torch.ones(2, 3, dtype=torch.bool)
@@ -16,7 +16,7 @@ YES = torch.ones(2, 3, dtype=torch.bool)
 
 def record(k: float) -> Any:
     view = View(torch.full((2, 3, 4), k), YES, YES, ~YES)
-    pay = Pay(torch.full((2, 3), k, dtype=torch.float64), YES)
+    pay = Result(torch.full((2, 3), k, dtype=torch.float64), YES)
     return (Frame({"a": view}), {"a": torch.full((2, 3), int(k))}, {"a": pay}, {"a": {}})
 
 
@@ -27,15 +27,15 @@ def filled(buffer: RolloutBuffer, *ks: float) -> Any:
 
 
 def test_shapes_types_and_what_there_is_not() -> None:
-    frame, actions, pays, extras = filled(RolloutBuffer(), 1, 2, 3, 4, 5)
+    frame, actions, results, extras = filled(RolloutBuffer(), 1, 2, 3, 4, 5)
     assert frame["a"].obs.shape == (5, 2, 3, 4)
     assert frame["a"].alive.shape == (5, 2, 3)
     assert frame["a"].alive.dtype == torch.bool
     assert actions["a"].dtype == torch.long
-    assert pays["a"].reward.dtype == torch.float64
+    assert results["a"].reward.dtype == torch.float64
     assert frame["a"].legal is None
     assert frame.state is None
-    assert pays["a"].shaping is None
+    assert results["a"].shaping is None
     assert extras == {"a": {}}
 
 

@@ -67,7 +67,7 @@ def test_every_step_is_a_transition_and_ends_are_seen() -> None:
     ended = 0
     for _ in range(150):
         out = world.step(actions(world, generator), torch.zeros(6, 2))
-        view, new, pay = out.next["agents"], out.frame["agents"], out.pays["agents"]
+        view, new, pay = out.next["agents"], out.frame["agents"], out.results["agents"]
         assert isinstance(view.obs, Tensor)
         assert isinstance(new.obs, Tensor)
         assert torch.allclose(view.obs[..., [0, 2]], obs[..., [0, 2]] + 0.02 * obs[..., [1, 3]], atol=1e-5)
@@ -91,7 +91,7 @@ def test_time_is_cut_off_after_500_steps() -> None:
         push = (obs @ torch.tensor([0.1, 0.3, 3.0, 1.0]) > 0).long()  # [B, 1]
         out = world.step({"agents": push}, torch.zeros(3, 2))
         assert out.over.tolist() == [t == 500] * 3, t
-        assert not out.pays["agents"].terminated.any()
+        assert not out.results["agents"].terminated.any()
         following = out.next["agents"].obs
         assert isinstance(following, Tensor)
         assert torch.allclose(following[..., 0], obs[..., 0] + 0.02 * obs[..., 1], atol=1e-5)
@@ -164,7 +164,7 @@ def test_pictures_and_one_hots() -> None:
 def test_named_parts_are_one_vector() -> None:
     world, obs, generator = begun(id="CartpoleBalance-v1", rows=3)  # position, 3 numbers, and velocity, 2, in float64
     assert (world.spec["agents"].obs, obs.shape, obs.dtype) == ((5,), (3, 1, 5), torch.float32)
-    assert play(world, 2, generator)[1].pays["agents"].reward.dtype == torch.float32
+    assert play(world, 2, generator)[1].results["agents"].reward.dtype == torch.float32
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_collector_goes_on_from_the_new_episodes() -> None:
     one.collect(7)
     two.load_state_dict(one.state_dict())
     assert two.frame["agents"].start.all()
-    assert not two.tally.carry["length"].any()
+    assert not two.episode_stats.carry["length"].any()
     assert same(two.frame, make().set_state(one.state_dict()["env"]))
     batch, x = two.collect(1), 0
     before, after = (tree_leaves(f["agents"].obs)[0] for f in (batch.frame, batch.next))

@@ -155,8 +155,8 @@ def test_the_place_of_the_ball(x: float, y: float, f: float) -> None:
         (1, -1, -0.575),  # (0.7 - 1 - 2) / 4
     ],
 )
-def test_possession(owner: int, reward: float, paid: float) -> None:
-    assert reward + by_possession(at(0.8, 0.1, owner), reward) == pytest.approx(paid)
+def test_possession(owner: int, reward: float, learner_reward: float) -> None:
+    assert reward + by_possession(at(0.8, 0.1, owner), reward) == pytest.approx(learner_reward)
 
 
 def test_checkpoints_by_hand() -> None:
@@ -283,14 +283,14 @@ def test_the_right_alone_reckons_its_own_goals() -> None:
     """Nobody but the right's agent moves by our will, and it stands still: gfootball's own left player scores."""
     with Play("academy_empty_goal_close", left=0, right=1, rewards="scoring,checkpoints") as play:
         play.reset(3)
-        paid = 0.0
+        learner_reward = 0.0
         for _ in range(399):
             over = play.step(0)
-            paid += float(play.out.reward["agents"][0])
+            learner_reward += float(play.out.reward["agents"][0])
             if over:
                 break
         assert play.out.terminated["agents"].all()
-        assert paid == -1.0
+        assert learner_reward == -1.0
         assert play.stats() == {"success": 0.0, "goal_difference": -1.0}
 
 
@@ -363,10 +363,10 @@ def test_checkpoints_as_gfootball_has_them() -> None:
                 wrapper.env = SimpleNamespace(unwrapped=SimpleNamespace(observation=lambda seen=seen: seen))
                 scored = np.array([seen[0]["score"][0] - goals], np.float32)
                 goals = seen[0]["score"][0]
-                paid = float(play.out.reward["agents"][0])
-                assert paid == pytest.approx(float(wrapper.reward(scored)[0]), abs=1e-6)
-                total += paid
-                times += paid > 0
+                learner_reward = float(play.out.reward["agents"][0])
+                assert learner_reward == pytest.approx(float(wrapper.reward(scored)[0]), abs=1e-6)
+                total += learner_reward
+                times += learner_reward > 0
                 if over:
                     break
             assert total == pytest.approx(2.0, abs=1e-5)
@@ -391,8 +391,8 @@ def test_shaping_is_paid_beside_the_reward() -> None:
                     signs.add((side, float(np.sign(f))))
                     r, extra = float(play.out.reward[side][0]), float(play.out.shaping[side][0])
                     assert r in (0.0, 1.0, -1.0)  # reported as it is
-                    paid = r + 0.1 * f if shape == "ball" else (f + ours - theirs + 2 * r) / 4
-                    assert r + extra == pytest.approx(float(paid), abs=1e-6)
+                    learner_reward = r + 0.1 * f if shape == "ball" else (f + ours - theirs + 2 * r) / 4
+                    assert r + extra == pytest.approx(float(learner_reward), abs=1e-6)
                 if over:
                     break
             assert {("left", 1.0), ("right", -1.0)} <= owners
@@ -588,7 +588,7 @@ def test_it_is_made_by_its_name(id: str) -> None:
     for t in range(6):
         outcome = env.step({g: torch.full((2, 1), RIGHT) for g in ("left", "right")}, torch.full((2, env.noise), 0.5 + t / 100))
     assert outcome.over.tolist() == [True, True]
-    assert not outcome.pays["left"].terminated.any()
+    assert not outcome.results["left"].terminated.any()
     assert outcome.next["left"].obs[0, 0, 2] > outcome.frame["left"].obs[0, 0, 2]  # ran; and begins again
     assert outcome.stats["success"].tolist() == [0, 0]
     env.close()

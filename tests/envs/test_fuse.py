@@ -22,7 +22,7 @@ from shoal.envs.mpe.simple_spread import SimpleSpread
 from shoal.envs.mpe.simple_tag import SimpleTag
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.ids import catalog
-from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Pay, tree_leaves, tree_map
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Result, tree_leaves, tree_map
 
 pytestmark = pytest.mark.compiler
 ROWS = 7
@@ -197,7 +197,7 @@ def test_what_is_new_and_what_is_shared() -> None:
     second = fused.step(actions, noise)
     assert_alike((first, held), kept, 0.0)  # the second wrote elsewhere
     assert first.over is second.over  # a constant
-    assert first.frame["agents"].alive is first.frame["agents"].acts
+    assert first.frame["agents"].alive is first.frame["agents"].active
     assert first.stats["success"].data_ptr() != second.stats["success"].data_ptr()
     assert not torch.equal(before["vel"], held["vel"])
     for _ in range(23):
@@ -232,7 +232,7 @@ class Toy(World):
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         x = self.rule(state["x"], actions["agents"]).to(self.dtype)
-        return Move({"x": x}, {"agents": Pay(x, self.never(2))})
+        return Move({"x": x}, {"agents": Result(x, self.never(2))})
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(state["x"][..., None], state["clock"])})

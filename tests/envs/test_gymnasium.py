@@ -197,8 +197,8 @@ def test_it_steps_as_gymnasium_does(id, choices, steps):
         action = int(rng.integers(choices))
         out = env.step({"agents": torch.tensor([[action]])}, sown(90_000 + t))
         obs, reward, terminated, truncated, info = hand.step(action)
-        assert out.pays["agents"].reward.item() == np.float32(reward)
-        assert (out.pays["agents"].terminated.item(), out.over.item()) == (terminated, terminated or truncated)
+        assert out.results["agents"].reward.item() == np.float32(reward)
+        assert (out.results["agents"].terminated.item(), out.over.item()) == (terminated, terminated or truncated)
         if terminated or truncated:
             ends.append((t, terminated))
             last = out.next["agents"].obs[0, 0]  # the true one
@@ -219,18 +219,18 @@ def test_teams_in_tuples_are_groups(tmp_path, id, obs, n, steps):
     env, hand, rng = shoal.make(id, rows=1, workers=0), gymnasium.make(id.partition("/")[2]), np.random.default_rng(6)
     (group,) = env.spec.groups
     assert (group.agents, group.obs, group.action) == (("agent_0", "agent_1"), (obs,), Discrete(n))
-    seen, frame, paid = hand.reset(seed=6)[0], env.reset(sown(6)), np.zeros(2)
+    seen, frame, learner_reward = hand.reset(seed=6)[0], env.reset(sown(6)), np.zeros(2)
     for t in range(steps):
         assert frame["agents"].obs[0].tolist() == np.stack(seen).tolist()
         action = rng.integers(0, n, 2)
         out = env.step({"agents": torch.tensor(action[None])}, sown(6 + t))
         seen, rewards, terminated, truncated, _ = hand.step(tuple(action))
-        assert out.pays["agents"].reward[0].tolist() == np.float32(rewards).tolist()
+        assert out.results["agents"].reward[0].tolist() == np.float32(rewards).tolist()
         assert out.over.item() == (terminated or truncated)
-        paid += rewards
+        learner_reward += rewards
         seen, frame = hand.reset(seed=6 + t)[0] if out.over.item() else seen, out.frame
     if "Foraging" in id:
-        assert paid.round(3).tolist() == [0.111, 0.222]  # each its own
+        assert learner_reward.round(3).tolist() == [0.111, 0.222]  # each its own
     assert train(id, tmp_path, 0).load("last")["step"] == 100
 
 
@@ -315,9 +315,9 @@ def test_one_that_knows_nothing_of_drawing():
 def test_how_it_ends(config, rewards, horizon, terminated):
     env, _ = tiny(**config)
     told = [env.step({"agents": torch.tensor([[0]])}, sown(0)) for _ in rewards]
-    assert [x.pays["agents"].reward.item() for x in told] == rewards
+    assert [x.results["agents"].reward.item() for x in told] == rewards
     assert [x.over.item() for x in told] == [False] * (len(rewards) - 1) + [True]
-    assert [x.pays["agents"].terminated.item() for x in told] == [False] * (len(rewards) - 1) + [terminated]
+    assert [x.results["agents"].terminated.item() for x in told] == [False] * (len(rewards) - 1) + [terminated]
     assert env.spec.horizon == horizon
     assert told[-1].next["agents"].obs[0, 0, 0].item() == {3: 3, 15: 5}.get(rewards[-1], rewards[-1])
     assert told[-1].frame["agents"].obs.tolist() == [[[0, 0]]]
@@ -332,17 +332,17 @@ def test_agents_that_differ_are_groups_of_one_team():
     assert not env.spec.common
     for t in (1, 2, 3):
         out = env.step({"agents_0": torch.tensor([[2]]), "agents_1": torch.tensor([[0]])}, sown(0))
-        assert [out.pays[g].reward.item() for g in ("agents_0", "agents_1")] == [t, -10 * t]
+        assert [out.results[g].reward.item() for g in ("agents_0", "agents_1")] == [t, -10 * t]
         assert [out.next[g].obs.item() for g in ("agents_0", "agents_1")] == [t, -t]
         assert out.over.item() == (t == 3)
-        assert [out.pays[g].terminated.item() for g in ("agents_0", "agents_1")] == [False, t == 3]
+        assert [out.results[g].terminated.item() for g in ("agents_0", "agents_1")] == [False, t == 3]
     assert [tuple(map(int, a)) for a in Tiny.got] == [(2, 1)] * 3
 
 
 def test_agents_in_tuples_hold_their_actions():
     env, _ = tiny("Pair", args="alike=true", skip=2, horizon=3)
     told = [env.step({"agents": torch.tensor([[0, 0]])}, sown(0)) for _ in range(env.spec.horizon)]
-    assert [x.pays["agents"].reward.tolist() for x in told] == [[[3, -30]], [[3, -30]]]
+    assert [x.results["agents"].reward.tolist() for x in told] == [[[3, -30]], [[3, -30]]]
     assert [x.over.item() for x in told] == [False, True]
 
 
@@ -426,4 +426,4 @@ def test_limits_of_time_that_libraries_call_ends_are_truncations():
         for _ in range(env.spec.horizon):
             out = env.step({"agents": torch.zeros(1, 2, dtype=torch.long)}, sown(1))
         assert out.over.tolist() == [True]
-        assert out.pays["agents"].terminated.tolist() == [[False, False]]
+        assert out.results["agents"].terminated.tolist() == [[False, False]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.envs.mamujoco import MaMuJoCo, claims
-from shoal.envs.rows import Bench, arrays
+from shoal.envs.rows import RowRunner, arrays
 from shoal.ids import find
 from shoal.spec import Box, UserError
 
@@ -43,17 +43,17 @@ def test_the_ant() -> None:
     assert row.spec.state == 105
     assert row.spec.horizon == 1000
     whole = arrays(row, 1)
-    bench = Bench([row], [0], whole)
+    runner = RowRunner([row], [0], whole)
     seen = []
     for _ in range(2):  # a seed repeats
-        bench.reset([0])
+        runner.reset([0])
         whole["action", "agents"][:] = 0.25
         for _ in range(5):
-            bench.step(0, 1)
-        seen.append([bench.now[0].obs["agents"].copy(), bench.now[0].reward["agents"].copy()])
+            runner.step(0, 1)
+        seen.append([runner.now[0].obs["agents"].copy(), runner.now[0].reward["agents"].copy()])
     for a, b in zip(*seen, strict=True):
         assert a.tolist() == b.tolist()
-    assert len(set(bench.now[0].reward["agents"].tolist())) == 1
+    assert len(set(runner.now[0].reward["agents"].tolist())) == 1
     assert np.isfinite(seen[0][0]).all()
 
 

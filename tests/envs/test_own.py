@@ -137,7 +137,9 @@ def lengths(id, steps=9, **config):
     env.reset(torch.zeros(1, 2))
     zeros = {g.name: torch.zeros(1, g.n, dtype=torch.long) for g in env.spec.groups}
     told = [env.step(zeros, torch.zeros(1, 2)) for _ in range(steps)]
-    return [t + 1 for t, x in enumerate(told) if x.over[0]], [x.pays[env.spec.groups[0].name].reward[0, 0].item() for x in told]
+    return [t + 1 for t, x in enumerate(told) if x.over[0]], [
+        x.results[env.spec.groups[0].name].reward[0, 0].item() for x in told
+    ]
 
 
 # --- by any name ---
@@ -218,14 +220,14 @@ def test_whatever_becomes_of_the_file_the_run_goes_on_as_it_was(here, monkeypatc
     assert all(copy.read_text() == GYM for copy in (here / "half" / "code").rglob("*.py"))
     assert f"{here}/mine.py" in json.loads((here / "half" / "config.json").read_text())["env"]
     before = shoal.evaluate("half", 2)
-    acts = shoal.load("half").act({"agent_0": [0.0, 1.0]})[0]
+    active = shoal.load("half").act({"agent_0": [0.0, 1.0]})[0]
     forget()
     path.write_text(GYM.replace("PAY = 1.0", "PAY = 50.0").replace("7.0", "50.0")) if fate == "edited" else path.unlink()
     monkeypatch.chdir("/")
     after = shoal.evaluate(here / "half", 2)
     assert torch.equal(after.returns["agents"], before.returns["agents"])
     assert float(after.returns["agents"].max()) < 50
-    assert shoal.load(here / "half").act({"agent_0": [0.0, 1.0]})[0] == acts
+    assert shoal.load(here / "half").act({"agent_0": [0.0, 1.0]})[0] == active
     assert main(["resume", str(here / "half"), "--quiet"]) == 0
     lines = [[{k: v for k, v in x.items() if k != "time"} for x in Run(here / r).metrics] for r in ("whole", "half")]
     assert lines[0] == lines[1]
@@ -237,7 +239,7 @@ def test_a_worker_that_is_replaced_plays_what_the_others_play(here, fate):
         def after_iteration(self, loop):
             if loop.step == 12:
                 path.write_text(GYM.replace("PAY = 1.0", "PAY = 50.0")) if fate == "edited" else path.unlink()
-                os.kill(loop.env.crew.workers[0].process.pid, signal.SIGKILL)
+                os.kill(loop.env.pool.workers[0].process.pid, signal.SIGKILL)
 
     path, quick = write(GYM), {"algo": {"rollout": 6}, "eval": {"every": 0}, "log": {"tensorboard": False, "every": 1}}
     run = shoal.train("ppo", "mine.py", steps=48, envs=2, out="r", quiet=True, env={"workers": 2}, hook=Trouble(), **quick)
@@ -307,7 +309,7 @@ def test_what_lies_beside_a_file_can_be_imported(here):
     env = shoal.make("mine.py", workers=0)
     env.reset(torch.rand(1, 2))
     out = env.step({"agents": torch.zeros(1, 1, dtype=torch.long)}, torch.rand(1, 2))
-    assert out.pays["agents"].reward.item() == 4.0
+    assert out.results["agents"].reward.item() == 4.0
 
 
 # --- from Python: a class, or a function that makes one ---

@@ -110,14 +110,14 @@ def test_deaths_are_masked_and_the_last_reward_is_not_lost() -> None:
     new = d.reset(seed=9)
     assert game.seed == 9
     assert told(new.obs) == [[0, 0], [1, 0], [2, 0]]
-    assert told(new.alive) == told(new.acts) == told(new.start) == [True, True, True]
+    assert told(new.alive) == told(new.active) == told(new.start) == [True, True, True]
     now = d.now
 
     assert d.step(agents=[1, 2, 3]) is False
     assert game.got[-1] == {"walker_0": 1, "walker_1": 2, "walker_2": 3}
     assert told(now.reward) == [11, 12, 13]
     assert told(now.terminated) == [False, True, False]
-    assert told(now.alive) == told(now.acts) == [True, False, True]
+    assert told(now.alive) == told(now.active) == [True, False, True]
     assert told(now.start) == [False, False, False]
     assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]  # what the dead saw last
 
@@ -513,14 +513,14 @@ def test_agents_move_in_turn() -> None:
     assert spec["agents"].masked
     new = d.reset()
     assert told(new.alive) == told(new.start) == [True, True, True]
-    assert told(new.acts) == [True, False, False]
+    assert told(new.active) == [True, False, False]
     assert told(new.obs) == [[0, 0], [1, 0], [2, 0]]
     assert told(new.legal) == [[True] * 5] * 3
 
     now = d.now
     assert move(d, 2) is False
     assert told(now.reward) == [2, 0, 1]
-    assert told(now.acts) == [False, True, False]
+    assert told(now.active) == [False, True, False]
     assert told(now.start) == [False, False, False]
     assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]
     assert told(now.legal) == [[True] * 5, [True, True, False, True, True], [True] * 5]
@@ -528,7 +528,7 @@ def test_agents_move_in_turn() -> None:
     assert told(now.reward) == [0, 1, 0.5]
     assert move(d, 2) is False
     assert told(now.reward) == [0, 0, 3]
-    assert told(now.acts) == [True, False, False]
+    assert told(now.active) == [True, False, False]
 
 
 def test_the_dead_are_stepped_through() -> None:
@@ -539,18 +539,18 @@ def test_the_dead_are_stepped_through() -> None:
     assert told(now.reward) == [3, 0, 1.5]
     assert told(now.terminated) == [False, True, False]
     assert told(now.alive) == [True, False, True]
-    assert told(now.acts) == [False, False, True]
+    assert told(now.active) == [False, False, True]
     assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]
     assert move(d, 2) is False
-    assert told(now.acts) == [True, False, False]
+    assert told(now.active) == [True, False, False]
     assert told(now.terminated) == [False, False, False]
     assert told(now.obs) == [[0, 2], [0, 0], [2, 2]]
     assert move(d, 4) is True
     assert told(now.reward) == [4, 0, 2]
     assert told(now.terminated) == [True, False, True]
-    assert told(now.alive) == told(now.acts) == [False, False, False]
+    assert told(now.alive) == told(now.active) == [False, False, False]
     assert told(now.obs) == [[0, 3], [0, 0], [2, 3]]
-    assert told(d.reset().acts) == [True, False, False]
+    assert told(d.reset().active) == [True, False, False]
 
 
 def test_a_limit_truncates_all() -> None:
@@ -561,7 +561,7 @@ def test_a_limit_truncates_all() -> None:
     assert told(d.now.reward) == [0, 2, 1]
     assert told(d.now.terminated) == [False, False, False]
     assert told(d.now.alive) == [True, True, True]
-    assert told(d.now.acts) == [False, False, False]
+    assert told(d.now.active) == [False, False, False]
 
 
 def play_turns(**attributes: Any) -> Any:
@@ -702,7 +702,7 @@ def test_tic_tac_toe() -> None:
     for t, square in enumerate([0, 3, 1, 4, 2]):
         before = d.new if t == 0 else d.now
         mover, other = ("x", "o") if t % 2 == 0 else ("o", "x")
-        assert (before.acts[mover].tolist(), before.acts[other].tolist()) == ([True], [False])
+        assert (before.active[mover].tolist(), before.active[other].tolist()) == ([True], [False])
         free[square] = False
         assert d.step(**{mover: [square]}) is (t == 4)
         if t < 4:
@@ -745,9 +745,9 @@ def test_as_a_world() -> None:
     noise = torch.rand(6, 3, world.noise, generator=torch.Generator().manual_seed(0))
     frame = world.reset(noise[0])
     for t in range(1, 4):
-        legal, acts = frame["agents"].legal, frame["agents"].acts
+        legal, active = frame["agents"].legal, frame["agents"].active
         assert legal is not None
-        assert acts.sum(1).tolist() == [1, 1, 1]
+        assert active.sum(1).tolist() == [1, 1, 1]
         out = world.step({"agents": legal.long().argmax(-1)}, noise[t])
         frame = out.frame
     state = world.get_state()
@@ -806,7 +806,7 @@ def test_mpe2_steps_as_ours_does() -> None:
         out = ours.step({k: torch.tensor([v]) for k, v in moves.items()}, noise)
         assert over == bool(out.over)
         for g in ("adversary", "agent"):
-            assert d.now.reward[g] == pytest.approx(out.pays[g].reward[0].numpy(), abs=1e-5)
+            assert d.now.reward[g] == pytest.approx(out.results[g].reward[0].numpy(), abs=1e-5)
             assert d.now.obs[g] == pytest.approx(out.next[g].obs[0].numpy(), abs=1e-5)
             compared += 1
     assert compared == 50

@@ -16,10 +16,10 @@ import torch
 from processes import alive, wait_for
 
 import shoal
-from shoal.envs.rows import Bench, Slots, arrays
+from shoal.envs.rows import RowRunner, Slots, arrays
 from shoal.envs.vector import BITS
 from shoal.spec import UserError
-from shoal.training.tally import Tally
+from shoal.training.stats import EpisodeStats
 
 TOY = '''
 """A toy whose actions are commands."""
@@ -59,7 +59,7 @@ class ToyRow(Row):
         out.obs["mortals"]["image"][:] = self.clock
         out.legal["agents"][:] = True
         out.state[:] = self.clock
-        out.alive["mortals"][:] = out.acts["mortals"][:] = self.clock < 2
+        out.alive["mortals"][:] = out.active["mortals"][:] = self.clock < 2
         out.start["mortals"][:] = False
 
     def step(self, actions, out):
@@ -125,7 +125,7 @@ def same(a, b) -> bool:
 
 
 def pids(env) -> list[int]:
-    return [w.process.pid for w in env.crew.workers]
+    return [w.process.pid for w in env.pool.workers]
 
 
 # --- what a step is ---
@@ -155,11 +155,11 @@ def test_an_episode_that_ends_begins_again_in_the_same_trip(toy):
         assert bool(last.over[0]) == (t == 2)
     assert last.next["agents"].obs[0].tolist() == [[8, 3, 12], [-8, -3, -12]]  # the true end
     assert last.frame["agents"].obs[0].tolist() == [[81, 0, 0], [-81, 0, 0]]  # seed 0.0025 * 2 ** 15
-    assert last.pays["agents"].terminated.tolist() == [[True, True]]
-    assert last.pays["agents"].reward.tolist() == [[4.0, 2.0]]
-    assert last.pays["agents"].shaping.tolist() == [[0.5, 0.5]]
-    assert last.pays["mortals"].reward.tolist() == [[3.0]]
-    assert last.pays["mortals"].terminated.tolist() == [[False]]
+    assert last.results["agents"].terminated.tolist() == [[True, True]]
+    assert last.results["agents"].reward.tolist() == [[4.0, 2.0]]
+    assert last.results["agents"].shaping.tolist() == [[0.5, 0.5]]
+    assert last.results["mortals"].reward.tolist() == [[3.0]]
+    assert last.results["mortals"].terminated.tolist() == [[False]]
     assert last.next["agents"].start.tolist() == [[False, False]]
     assert last.frame["agents"].start.tolist() == [[True, True]]
     assert (last.next["mortals"].alive.tolist(), last.frame["mortals"].alive.tolist()) == ([[False]], [[True]])
@@ -176,7 +176,7 @@ def test_an_odd_seed_is_truncated_and_seeds_come_from_the_noise(toy):
     for _ in range(4):
         last = env.step(moves(2, torch.Generator().manual_seed(0)), torch.zeros(2, 2))
     assert last.over.tolist() == [False, True]
-    assert last.pays["agents"].terminated.tolist() == [[False, False], [False, False]]
+    assert last.results["agents"].terminated.tolist() == [[False, False], [False, False]]
 
 
 def test_frames_are_new_tensors_that_later_steps_leave_alone(toy):
@@ -207,14 +207,14 @@ def test_what_a_row_does_not_write_is_zero_and_not_the_last_steps():
 
     row = Lazy()
     whole = arrays(row, 1)
-    bench = Bench([row], [0], whole)
-    bench.reset([0])
-    bench.step(0, 1)
+    runner = RowRunner([row], [0], whole)
+    runner.reset([0])
+    runner.step(0, 1)
     assert (whole["reward", "agents"].tolist(), whole[("stats",)].tolist()) == ([[3.0]], [[2.0]])
-    bench.step(0, 1)
+    runner.step(0, 1)
     assert (whole["reward", "agents"].tolist(), whole["terminated", "agents"].tolist()) == ([[0.0]], [[False]])
     assert whole[("stats",)].tolist() == [[0.0]]
-    assert isinstance(bench.now[0], Slots)
+    assert isinstance(runner.now[0], Slots)
 
 
 # --- accidents ---
@@ -224,7 +224,7 @@ def test_a_killed_worker_is_replaced_and_its_rows_truncated(toy):
     env, twin = shoal.make(toy, rows=6, workers=2), shoal.make(toy, rows=6, workers=0)
     g, h = (torch.Generator().manual_seed(4) for _ in range(2))
     before, _ = env.reset(noise(6, g)), twin.reset(noise(6, h))
-    victim = env.crew.workers[0]
+    victim = env.pool.workers[0]
     os.kill(victim.process.pid, signal.SIGKILL)
     out, other = env.step(moves(6, g), noise(6, g)), twin.step(moves(6, h), noise(6, h))
     lost = victim.at
@@ -237,8 +237,8 @@ def test_a_killed_worker_is_replaced_and_its_rows_truncated(toy):
             assert not torch.equal(out.frame["agents"].obs[i, 0, 0], before["agents"].obs[i, 0, 0])  # another episode
             assert bool(out.frame["agents"].start[i].all())
             assert not out.next["mortals"].start[i].any()
-            assert out.pays["agents"].reward[i].tolist() == [0, 0]
-            assert not out.pays["agents"].terminated[i].any()
+            assert out.results["agents"].reward[i].tolist() == [0, 0]
+            assert not out.results["agents"].terminated[i].any()
         else:
             assert torch.equal(out.next["agents"].obs[i], other.next["agents"].obs[i])
             assert not bool(out.over[i])
@@ -318,16 +318,16 @@ def test_episodes_that_an_accident_cut_off_are_not_counted(toy):
     well = {"agents": torch.ones(4, 2, dtype=torch.long), "mortals": torch.zeros(4, 1, 2, dtype=torch.long)}
     out = env.step(well, torch.rand(4, 2))
     assert out.lost.tolist() == [False] * 4
-    os.kill(env.crew.workers[1].process.pid, signal.SIGKILL)
+    os.kill(env.pool.workers[1].process.pid, signal.SIGKILL)
     out = env.step(well, torch.rand(4, 2))
     assert out.lost.tolist() == out.over.tolist() == [False, True, False, True]
     flags = lambda *rows: torch.tensor([[r] for r in rows])  # noqa: E731  [T, B] of one row
     one = shoal.make(toy, rows=1, workers=0)
-    tally = Tally(one)
+    episode_stats = EpisodeStats(one)
     rewards = {"agents": torch.full((5, 1, 2), 1.0), "mortals": torch.zeros(5, 1, 1)}
     over, lost = flags(False, True, False, False, True), flags(False, True, False, False, False)
-    tally.count(rewards, over, {"luck": torch.zeros(5, 1)}, lost)
-    told = tally.take()
+    episode_stats.count(rewards, over, {"luck": torch.zeros(5, 1)}, lost)
+    told = episode_stats.take()
     assert (told["episodes"], told["episode_length"], told["return/agents"]) == (1, 3, 3)  # the second alone
     env.close()
 
@@ -405,7 +405,7 @@ def test_no_worker_outlives_its_parent(toy, tmp_path, how, start):
             signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
             env = shoal.make({toy!r}, rows=4, workers=2, start={start!r})
             env.reset(torch.rand(4, 2))
-            print(*[w.process.pid for w in env.crew.workers], flush=True)
+            print(*[w.process.pid for w in env.pool.workers], flush=True)
             hang = torch.full((4, 2), {8 if how == "SIGKILL" else 1})
             env.step({{"agents": hang, "mortals": torch.zeros(4, 1, 2, dtype=torch.long)}}, torch.rand(4, 2))
             time.sleep(60)
@@ -513,7 +513,7 @@ def test_numbers_in_arrays_are_of_the_dtypes_of_the_contract(toy):
     frame = env.reset(torch.rand(2, 2))
     assert frame["agents"].obs.dtype == torch.float32
     out = env.step(moves(2, torch.Generator().manual_seed(0)), torch.rand(2, 2))
-    assert (out.over.dtype, out.pays["agents"].reward.dtype, out.stats["luck"].dtype) == (
+    assert (out.over.dtype, out.results["agents"].reward.dtype, out.stats["luck"].dtype) == (
         torch.bool,
         torch.float32,
         torch.float32,

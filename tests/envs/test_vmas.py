@@ -70,8 +70,8 @@ def test_shapes(kind: str, space: Any) -> None:
         assert isinstance(view.obs, torch.Tensor)
         assert view.obs.shape == (3, 4, 16)
         assert view.alive.all()
-        assert view.acts.all()
-    pay = out.pays["agents"]
+        assert view.active.all()
+    pay = out.results["agents"]
     assert pay.reward.shape == pay.terminated.shape == (3, 4)
 
 
@@ -112,7 +112,7 @@ def test_time_is_cut_off_row_by_row() -> None:
     world.clock = torch.tensor([0, 2, 4])
     first, second = play(world, 2, generator)
     assert first.over.tolist() == [False, False, True]
-    assert not first.pays["agents"].terminated.any()
+    assert not first.results["agents"].terminated.any()
     assert first.frame["agents"].start[:, 0].tolist() == [False, False, True]
     assert not first.next["agents"].start.any()
     last, new = first.next["agents"].obs, first.frame["agents"].obs
@@ -153,7 +153,7 @@ def test_what_the_scenario_calls_done_is_terminated() -> None:
     world.inner.scenario.done = lambda: torch.tensor([False, True, False])
     (out,) = play(world, 1, generator)
     assert out.over.tolist() == [False, True, False]
-    assert out.pays["agents"].terminated.tolist() == [[False] * 3, [True] * 3, [False] * 3]
+    assert out.results["agents"].terminated.tolist() == [[False] * 3, [True] * 3, [False] * 3]
     assert world.clock.tolist() == [1, 0, 1]
 
 

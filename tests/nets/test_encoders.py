@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.algos.sight import ties
+from shoal.algos.observations import ties
 from shoal.nets.encoders import VECTOR, Attention, Crowd, Encoder, Entities, Image, Joined, kinds_of, parts_of
 from shoal.nets.heads import Critic
 from shoal.nets.layers import NetConfig
@@ -267,9 +267,9 @@ def test_a_learner_that_attends_does_not_mind_the_order_of_what_it_sees(attentiv
     assert view.obs.shape == (8, 3, 18)
 
     def logits(obs: Any) -> Tensor:
-        return learner.actor(learner.sight.obs(frame_with(attentive, obs), 1)).logits[0]
+        return learner.actor(learner.observations.obs(frame_with(attentive, obs), 1)).logits[0]
 
-    (norm,) = learner.sight.norms.values()
+    (norm,) = learner.observations.norms.values()
     assert norm.count.item() > 0
     assert (norm.mean[:10].abs() > 1e-3).all()  # they have moved
     before = logits(view.obs)
@@ -285,7 +285,7 @@ def test_a_critic_that_attends_does_not_mind_the_order_of_the_others(attentive: 
     (view,) = attentive.collector.frame.views.values()
 
     def values(obs: Any) -> Tensor:
-        return learner.critic(learner.sight.seen(frame_with(attentive, obs), 1))
+        return learner.critic(learner.observations.seen(frame_with(attentive, obs), 1))
 
     before = values(view.obs)
     assert before.shape == (8, 3)

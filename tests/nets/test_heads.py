@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shoal.nets.encoders import Encoder, Joined
-from shoal.nets.heads import Actor, Critic, Judge, Net, Noisy, Values
+from shoal.nets.heads import ActionCritic, Actor, Critic, Net, Noisy, QNetwork
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.distributions import Choice, Normal, TanhNormal
 from shoal.spec import Box, Discrete, Group, MultiDiscrete, Space, UserError
@@ -29,7 +29,7 @@ def config(share: str) -> NetConfig:
     return NetConfig((8,), share=share)
 
 
-def body(head: Actor | Critic | Values) -> MLP:
+def body(head: Actor | Critic | QNetwork) -> MLP:
     assert isinstance(head.net.body, MLP)
     return head.net.body
 
@@ -40,9 +40,9 @@ def body(head: Actor | Critic | Values) -> MLP:
 def test_actor_shapes(space: Space, action: tuple[int, ...], width: int, share: str, lead: tuple[int, ...]) -> None:
     actor = Actor(4, space, 3, config(share), draw())
     pi = actor(torch.randn(*lead, 3, 4, generator=draw(1)))
-    drawn = pi.sample(torch.rand(*lead, 3, width, generator=draw(2)))
-    assert drawn.shape == pi.mode().shape == (*lead, 3, *action)
-    assert pi.log_prob(drawn).shape == pi.entropy().shape == (*lead, 3)
+    sample = pi.sample(torch.rand(*lead, 3, width, generator=draw(2)))
+    assert sample.shape == pi.mode().shape == (*lead, 3, *action)
+    assert pi.log_prob(sample).shape == pi.entropy().shape == (*lead, 3)
 
 
 def test_actor_kinds() -> None:
@@ -332,7 +332,7 @@ CHOICES = [(Discrete(5), (5,)), (MultiDiscrete((3, 2)), (3, 2))]
 @pytest.mark.parametrize(("dueling", "noisy"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("space", "sizes"), CHOICES)
 def test_values_shapes(space: Any, sizes: Any, dueling: bool, noisy: bool, share: str, lead: tuple[int, ...]) -> None:
-    net = Values(4, space, NAMES, config(share), draw(), dueling, noisy)
+    net = QNetwork(4, space, NAMES, config(share), draw(), dueling, noisy)
     q, after = net(torch.randn(*lead, 3, 4, generator=draw(1)))
     assert q.shape == (*lead, 3, 5)
     assert after == {}
@@ -340,7 +340,7 @@ def test_values_shapes(space: Any, sizes: Any, dueling: bool, noisy: bool, share
 
 
 def test_values_are_the_net_they_stand_for() -> None:
-    net = Values(4, Discrete(5), NAMES, config("id"), draw())
+    net = QNetwork(4, Discrete(5), NAMES, config("id"), draw())
     first, last = body(net).weights
     x = torch.randn(6, 3, 4, generator=draw(1))
     torch.testing.assert_close(net(x)[0], torch.tanh(x @ first.T + body(net).ids) @ last.T)
@@ -349,7 +349,7 @@ def test_values_are_the_net_they_stand_for() -> None:
 
 @pytest.mark.parametrize(("space", "sizes"), CHOICES)
 def test_dueling_values_are_a_value_and_advantages(space: Any, sizes: tuple[int, ...]) -> None:
-    net = Values(4, space, NAMES, config("plain"), draw(), dueling=True)
+    net = QNetwork(4, space, NAMES, config("plain"), draw(), dueling=True)
     first, last = body(net).weights
     assert last.shape == (5 + len(sizes), 8)
     x = torch.randn(6, 3, 4, generator=draw(1))
@@ -364,7 +364,7 @@ def test_dueling_values_are_a_value_and_advantages(space: Any, sizes: tuple[int,
 
 
 def test_values_with_memory() -> None:
-    net = Values(4, Discrete(5), NAMES, NetConfig((8,), memory="gru", memory_width=7), draw(), noisy=True)
+    net = QNetwork(4, Discrete(5), NAMES, NetConfig((8,), memory="gru", memory_width=7), draw(), noisy=True)
     assert net.net.memory is not None
     assert net.noise == 8 + 5
     x, start = torch.randn(9, 2, 3, 4, generator=draw(1)), torch.zeros(9, 2, 3, dtype=torch.bool)
@@ -447,7 +447,7 @@ def test_noise_begins_at_half_over_the_root_of_the_inputs_and_learns() -> None:
 
 
 def test_noisy_values_differ_with_the_noise_and_are_the_mean_without() -> None:
-    net = Values(4, Discrete(5), NAMES, config("plain"), draw(), noisy=True)
+    net = QNetwork(4, Discrete(5), NAMES, config("plain"), draw(), noisy=True)
     x = torch.randn(1, 1, 4, generator=draw(1)).expand(7, 3, 4)  # all see the same
     mean, one = net(x)[0], net(x, noise=torch.rand(7, 3, net.noise, generator=draw(2)))[0]
     other, alike = net(x, noise=torch.rand(7, 3, net.noise, generator=draw(3)))[0], net(x, noise=torch.rand(net.noise))[0]
@@ -466,11 +466,11 @@ def test_noisy_values_differ_with_the_noise_and_are_the_mean_without() -> None:
 
 def judge(
     encoder: Any = 4, agents: tuple[str, ...] = NAMES, net: NetConfig | None = None, central: bool = False, out: int = 1
-) -> Judge:
-    return Judge(encoder, 2, out, agents, net or config("plain"), draw(), 0.5, central)
+) -> ActionCritic:
+    return ActionCritic(encoder, 2, out, agents, net or config("plain"), draw(), 0.5, central)
 
 
-def layers(j: Judge) -> Any:
+def layers(j: ActionCritic) -> Any:
     assert isinstance(j.head.body, MLP)
     return j.head.body.weights
 
@@ -512,21 +512,21 @@ def test_a_judge_remembers_what_was_seen_whatever_is_done(memory: str, agents: t
     j = judge(agents=agents, net=net)
     assert j.memory is not None
     x, a = torch.randn(9, 2, n, 4, generator=draw(1)), torch.randn(9, 2, n, 2, generator=draw(2))
-    start, moves = torch.rand(9, 2, n, generator=draw(3)) < 0.3, torch.rand(9, 2, n, generator=draw(4)) < 0.7
-    start[0], start[4], moves[4] = False, True, True
+    start, active = torch.rand(9, 2, n, generator=draw(3)) < 0.3, torch.rand(9, 2, n, generator=draw(4)) < 0.7
+    start[0], start[4], active[4] = False, True, True
     before = {k: torch.randn(2, n, 7, generator=draw(5)) for k in j.memory.zero(2, torch.device("cpu"))}
-    features, after = j.see(x, before, start, moves)
+    features, after = j.see(x, before, start, active)
     assert features is after["hidden"]
     at = before
     for t in range(9):
         at = {k: s.masked_fill(start[t][..., None], 0) for k, s in at.items()}
-        one, at = j.see(x[t], at, None, moves[t])
+        one, at = j.see(x[t], at, None, active[t])
         torch.testing.assert_close(features[t], one)
         torch.testing.assert_close(j(features, a)[t], j(one, a[t]))
     torch.testing.assert_close(at["hidden"], after["hidden"][-1])
-    again, _ = j.see(x[4:], j.memory.zero(2, torch.device("cpu")), start[4:], moves[4:])
+    again, _ = j.see(x[4:], j.memory.zero(2, torch.device("cpu")), start[4:], active[4:])
     torch.testing.assert_close(again, features[4:])  # all began anew in step 4
-    other, _ = j.see(x, j.memory.zero(2, torch.device("cpu")), start, moves)
+    other, _ = j.see(x, j.memory.zero(2, torch.device("cpu")), start, active)
     assert (other[0] != features[0]).all()
     first, last = layers(j)  # actions come after the memory
     assert first.shape == (8, 7 + 2)

@@ -111,12 +111,12 @@ def test_memory_begins_at_zero(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", OWNERS)
 def test_a_sequence_is_its_steps(share: str, kind: str) -> None:
-    memory, x, start, moves = memory_of(kind, share), normal(T, B, N, F), coin(0.1, T, B, N), coin(0.7, T, B, N, seed=3)
+    memory, x, start, active = memory_of(kind, share), normal(T, B, N, F), coin(0.1, T, B, N), coin(0.7, T, B, N, seed=3)
     state = some_state(memory, B)
-    after = memory(x, state, start, moves)
+    after = memory(x, state, start, active)
     assert all(s.shape == (T, B, N, H) for s in after.values())
     for t in range(T):
-        state = memory.step(x[t], state, start[t], moves[t])
+        state = memory.step(x[t], state, start[t], active[t])
         for k in state:
             torch.testing.assert_close(after[k][t], state[k], rtol=0, atol=1e-6)
 
@@ -146,12 +146,12 @@ def test_who_starts_begins_from_zero_and_nobody_else(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_waits_neither_forgets_nor_learns(kind: str) -> None:
     """Agent 0 moves in steps 0, 3 and 4: it remembers those, whatever it sees between; the others move all the time."""
-    memory, x, moves = memory_of(kind), normal(6, B, N, F), torch.ones(6, B, N, dtype=torch.bool)
-    moves[[1, 2, 5], :, 0] = False
+    memory, x, active = memory_of(kind), normal(6, B, N, F), torch.ones(6, B, N, dtype=torch.bool)
+    active[[1, 2, 5], :, 0] = False
     junk = x.clone()
     junk[[1, 2, 5], :, 0] = 4096.0
     never, state = torch.zeros(6, B, N, dtype=torch.bool), some_state(memory, B)
-    after, others = memory(junk, state, never, moves), memory(x, state, never, None)
+    after, others = memory(junk, state, never, active), memory(x, state, never, None)
     turns = memory(x[[0, 3, 4]], state, never[:3], None)
     for k in after:
         torch.testing.assert_close(after[k][:, :, 1:], others[k][:, :, 1:], rtol=0, atol=1e-6)
@@ -177,17 +177,17 @@ def test_who_starts_and_waits_remembers_nothing(kind: str) -> None:
 def test_chunks_begun_from_the_memory_before_them_are_the_whole(share: str, kind: Any) -> None:
     net = Net(F, 2, NAMES, NetConfig((8, 7), memory=kind, memory_width=H, share=share), draw())
     assert net.memory is not None
-    x, start, moves = normal(T, B, N, F), coin(0.1, T, B, N), coin(0.7, T, B, N, seed=3)
+    x, start, active = normal(T, B, N, F), coin(0.1, T, B, N), coin(0.7, T, B, N, seed=3)
     first = some_state(net.memory, B)
-    out, after = net(x, first, start, moves)
+    out, after = net(x, first, start, active)
     assert out.shape == (T, B, N, 2)
     for at in range(0, T, 6):
         before = first if at == 0 else {k: s[at - 1] for k, s in after.items()}
         part = slice(at, at + 6)
-        out_again, after_again = net(x[part], before, start[part], moves[part])
+        out_again, after_again = net(x[part], before, start[part], active[part])
         torch.testing.assert_close(out_again, out[part], rtol=0, atol=1e-6)
         same(after_again, {k: s[part] for k, s in after.items()})
-    single, after_single = net(x[6], {k: s[5].masked_fill(start[6, ..., None], 0) for k, s in after.items()}, None, moves[6])
+    single, after_single = net(x[6], {k: s[5].masked_fill(start[6, ..., None], 0) for k, s in after.items()}, None, active[6])
     torch.testing.assert_close(single, out[6], rtol=0, atol=1e-6)  # as one acts, memory zeroed by whoever asks
     same(after_single, {k: s[6] for k, s in after.items()})
 
@@ -196,10 +196,10 @@ def test_chunks_begun_from_the_memory_before_them_are_the_whole(share: str, kind
 def test_gradients_go_back_to_the_last_start_and_not_to_what_was_waited_through(kind: str) -> None:
     memory, x = memory_of(kind), normal(8, B, N, F).requires_grad_()
     state = {k: s.requires_grad_() for k, s in some_state(memory, B).items()}
-    start, moves = torch.zeros(8, B, N, dtype=torch.bool), torch.ones(8, B, N, dtype=torch.bool)
+    start, active = torch.zeros(8, B, N, dtype=torch.bool), torch.ones(8, B, N, dtype=torch.bool)
     start[3, :, 1] = True
-    moves[5, :, 2] = False
-    memory(x, state, start, moves)["hidden"][-1].sum().backward()
+    active[5, :, 2] = False
+    memory(x, state, start, active)["hidden"][-1].sum().backward()
     assert x.grad is not None
     reached = x.grad.abs().sum((1, 3)) > 0  # [8, N]
     assert reached[:, 0].tolist() == [True] * 8
@@ -261,9 +261,9 @@ def test_chunks_of_a_learner_begin_from_the_memory_it_acted_with(
         batch = loop.collector.collect(16)
         loop.pay(batch)
         view, acted_with = batch.frame[name], loop.collector.memory[name]
-        obs, seen = learner.sight.obs(batch.frame, 2), learner.sight.seen(batch.frame)
-        *_, actors = learner.actor.unroll(obs, None, batch.memory[name]["actor"], view.start, view.acts)
-        *_, critics = learner.critic.value(seen, batch.memory[name]["critic"], view.start, view.acts)
+        obs, seen = learner.observations.obs(batch.frame, 2), learner.observations.seen(batch.frame)
+        *_, actors = learner.actor.unroll(obs, None, batch.memory[name]["actor"], view.start, view.active)
+        *_, critics = learner.critic.value(seen, batch.memory[name]["critic"], view.start, view.active)
         same({k: s[-1] for k, s in actors.items()}, acted_with["actor"])
         same({k: s[-1] for k, s in critics.items()}, acted_with["critic"])
         batch.noise = torch.rand(learner.draws(16, 8), generator=draw())

@@ -85,13 +85,13 @@ def test_masked_is_unmasked_over_the_legal_subset(sizes: tuple[int, ...]) -> Non
     entropy = torch.zeros((), dtype=F64)
     log_prob = torch.zeros((), dtype=F64)
     noise = torch.rand(sum(sizes), generator=draw)
-    drawn = pi.sample(noise).reshape(-1)
+    sample = pi.sample(noise).reshape(-1)
     for d, (at, n) in enumerate(zip(starts, sizes, strict=True)):
         kept = legal[at : at + n].nonzero()[:, 0]
         alone = Choice(logits[at : at + n][kept], (len(kept),))
         entropy += alone.entropy()
         log_prob += alone.log_prob(torch.tensor(0))
-        assert drawn[d].item() == kept[alone.sample(noise[at : at + n][kept])].item()
+        assert sample[d].item() == kept[alone.sample(noise[at : at + n][kept])].item()
     near(pi.entropy(), entropy)
     zeros = torch.zeros(len(sizes), dtype=torch.long)
     near(pi.log_prob(zeros[0] if len(sizes) == 1 else zeros), log_prob)
@@ -110,9 +110,9 @@ def test_the_illegal_is_never_drawn() -> None:
         ((3, 3), [False, True, True, False, True, False], [{1, 2}, {1}]),
     ):
         pi = Choice(logits.expand(100_000, 6), sizes, torch.tensor(legal).expand(100_000, 6), single=False)
-        drawn = pi.sample(noise)
+        sample = pi.sample(noise)
         for d, some in enumerate(allowed):
-            assert set(drawn[:, d].tolist()) <= some
+            assert set(sample[:, d].tolist()) <= some
     worst = torch.tensor([LAST, 0.0, 0.0, LAST, 0.0, LAST])  # for the illegal the best noise, for the legal the worst
     assert Choice(logits, (6,), torch.tensor([False, True, True, False, True, False])).sample(worst).item() == 4
     assert torch.isfinite(Choice(logits, (6,)).log_prob(Choice(logits, (6,)).sample(torch.zeros(6))))
@@ -157,8 +157,8 @@ def test_frequencies_are_the_softmax(masked: bool) -> None:
 def test_dimensions_are_drawn_independently() -> None:
     n = 100_000
     pi = Choice(torch.zeros(n, 4), (2, 2), single=False)
-    drawn = pi.sample(uniform(n, 4, seed=5))
-    counts = torch.bincount(drawn[:, 0] * 2 + drawn[:, 1], minlength=4).double()
+    sample = pi.sample(uniform(n, 4, seed=5))
+    counts = torch.bincount(sample[:, 0] * 2 + sample[:, 1], minlength=4).double()
     assert ((counts - n / 4).square() / (n / 4)).sum().item() < 16.27  # 99.9 %, 3 degrees of freedom
 
 
@@ -193,9 +193,9 @@ def test_normal_sample_moments() -> None:
     near(z.square().mean(), 1.0, 1e-3)
     near(z.pow(3).mean(), 0.0, 1e-6)
     near(z.pow(4).mean(), 3.0, 1e-2)
-    drawn = Normal(torch.zeros(200_000, 1), torch.zeros(1)).sample(uniform(200_000, 1, seed=2))
-    assert abs(drawn.mean().item()) < 4 / math.sqrt(200_000)
-    assert drawn.std().item() == pytest.approx(1, abs=4 / math.sqrt(2 * 200_000))
+    sample = Normal(torch.zeros(200_000, 1), torch.zeros(1)).sample(uniform(200_000, 1, seed=2))
+    assert abs(sample.mean().item()) < 4 / math.sqrt(200_000)
+    assert sample.std().item() == pytest.approx(1, abs=4 / math.sqrt(2 * 200_000))
 
 
 def test_tanh_normal_is_a_change_of_variables() -> None:
@@ -224,9 +224,9 @@ def test_tanh_normal_at_the_edges() -> None:
     mean = torch.tensor([0.0, 30.0, -30.0], requires_grad=True)
     pi = TanhNormal(mean[:, None], torch.full((1,), 2.0))
     for noise in (0.0, 0.5, LAST):
-        drawn = pi.sample(torch.full((3, 1), noise))
-        assert (drawn.abs() < 1).all()
-        out = pi.log_prob(drawn.detach())
+        sample = pi.sample(torch.full((3, 1), noise))
+        assert (sample.abs() < 1).all()
+        out = pi.log_prob(sample.detach())
         assert out.isfinite().all()
         assert torch.autograd.grad(out.sum(), mean, retain_graph=True)[0].isfinite().all()
     for edge in (-1.0, 1.0):
@@ -286,13 +286,13 @@ def test_a_relaxed_draw_by_hand() -> None:
     1/4. The draw is the second, and its gradient that of p: dp_i/dx_j = p_i ([i = j] - p_j)."""
     x = logs(1, 4, 4).requires_grad_()
     noise = torch.tensor([-1.0, -2.0, -4.0], dtype=F64).exp()
-    drawn = Choice(x, (3,)).relaxed(noise, 1.0)
-    assert drawn.tolist() == [0.0, 1.0, 0.0]
-    (grad,) = torch.autograd.grad(drawn @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
+    sample = Choice(x, (3,)).relaxed(noise, 1.0)
+    assert sample.tolist() == [0.0, 1.0, 0.0]
+    (grad,) = torch.autograd.grad(sample @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
     near(grad, [0.25 * (3 - 5), 0.0, 0.25 * (7 - 5)])  # p_j (w_j - 5), 5 being the mean
     # half the temperature: p = 1/6, 4/6, 1/6 and twice the slope
-    drawn = Choice(x, (3,)).relaxed(noise, 0.5)
-    (grad,) = torch.autograd.grad(drawn @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
+    sample = Choice(x, (3,)).relaxed(noise, 0.5)
+    (grad,) = torch.autograd.grad(sample @ torch.tensor([3.0, 5.0, 7.0], dtype=F64), x)
     near(grad, [2 / 6 * (3 - 5), 0.0, 2 / 6 * (7 - 5)])
 
 
@@ -314,10 +314,10 @@ def test_a_relaxed_draw_is_one_hot_with_the_gradient_of_a_softmax(
     out = pi.relaxed(noise, temperature)
     assert ((out == 0) | (out == 1)).all()
     assert (out[~legal] == 0).all()
-    drawn = pi.sample(noise) if len(sizes) > 1 else pi.sample(noise)[..., None]
+    sample = pi.sample(noise) if len(sizes) > 1 else pi.sample(noise)[..., None]
     for d, part in enumerate(out.split(sizes, -1)):
         assert (part.sum(-1) == 1).all()
-        assert torch.equal(part.argmax(-1), drawn[..., d])
+        assert torch.equal(part.argmax(-1), sample[..., d])
     (grad,) = torch.autograd.grad((out * weight).sum(), x)
     shaken = (x - (-noise.clamp(2.0**-24, LAST).log()).log()).masked_fill(~legal, -math.inf)
     soft = torch.cat([(p / temperature).softmax(-1) for p in shaken.split(sizes, -1)], -1)
@@ -330,9 +330,9 @@ def test_a_relaxed_draw_is_one_hot_with_the_gradient_of_a_softmax(
 
 def test_an_only_choice_is_drawn_without_a_gradient() -> None:
     x = torch.tensor([80.0, -80.0, 3.0], requires_grad=True)
-    drawn = Choice(x, (3,), torch.tensor([False, True, False])).relaxed(torch.tensor([LAST, 0.0, LAST]), 0.1)
-    assert drawn.tolist() == [0.0, 1.0, 0.0]
-    assert torch.autograd.grad(drawn @ torch.arange(3.0), x)[0].tolist() == [0.0] * 3
+    sample = Choice(x, (3,), torch.tensor([False, True, False])).relaxed(torch.tensor([LAST, 0.0, LAST]), 0.1)
+    assert sample.tolist() == [0.0, 1.0, 0.0]
+    assert torch.autograd.grad(sample @ torch.arange(3.0), x)[0].tolist() == [0.0] * 3
 
 
 ONE = 0.8413447460685429  # Phi(1)

@@ -20,12 +20,12 @@ Y, N = True, False
 
 
 def column(
-    r: list[float], v: list[float], w: list[float], terminated: Any = None, cut: Any = None, acts: Any = None
+    r: list[float], v: list[float], w: list[float], terminated: Any = None, cut: Any = None, active: Any = None
 ) -> dict[str, Tensor]:
     nobody = [N] * len(r)
     parts = {"reward": r, "value_t": v, "value_tp1": w, "terminated": terminated or nobody, "cut": cut or nobody}
-    if acts is not None:
-        parts["acts"] = acts
+    if active is not None:
+        parts["active"] = active
     return {k: torch.tensor(x)[:, None, None] for k, x in parts.items()}
 
 
@@ -162,18 +162,18 @@ def test_everything_in_one_batch() -> None:
     assert torch.equal(gae(**plain, gamma=0.5, lam=0.5)[..., 0], torch.tensor([CASES[n][1] for n in CASES]).T)
 
 
-def brute(r: Any, v: Any, w: Any, terminated: Any, cut: Any, acts: Any, gamma: float, lam: float) -> list[float]:
+def brute(r: Any, v: Any, w: Any, terminated: Any, cut: Any, active: Any, gamma: float, lam: float) -> list[float]:
     """The definition, turn by turn, for one agent: sum the rewards of a turn, look for the next, add the errors up."""
     steps, out = len(r), [0.0] * len(r)
     turns = []  # (t, error, whether the trace goes on to the next turn)
-    for t in (t for t in range(steps) if acts[t]):
-        paid, at = r[t], t
-        while not (terminated[at] or cut[at]) and at + 1 < steps and not acts[at + 1]:
+    for t in (t for t in range(steps) if active[t]):
+        learner_reward, at = r[t], t
+        while not (terminated[at] or cut[at]) and at + 1 < steps and not active[at + 1]:
             at += 1
-            paid += r[at]
+            learner_reward += r[at]
         ended = terminated[at] or cut[at]
         value = 0.0 if terminated[at] else v[at + 1] if not ended and at + 1 < steps else w[at]
-        turns.append((t, paid + gamma * value - v[t], not ended))
+        turns.append((t, learner_reward + gamma * value - v[t], not ended))
     later = 0.0
     for t, error, goes_on in reversed(turns):
         later = error + gamma * lam * later * goes_on
@@ -193,14 +193,14 @@ def test_against_the_definition_on_random_patterns(turn_based: bool) -> None:
         return torch.rand(shape, generator=draw) < p
 
     r, v, w, terminated, cut = normal(), normal(), normal(), coin(0.1), coin(0.15)
-    acts = coin(0.4) if turn_based else torch.ones(shape, dtype=torch.bool)
+    active = coin(0.4) if turn_based else torch.ones(shape, dtype=torch.bool)
     ends = terminated | cut
     w[:-1] = torch.where(ends[:-1], w[:-1], v[1:])  # where nothing ends, the next observation is the next step's
-    out = gae(r, v, w, terminated, cut, 0.9, 0.8, acts if turn_based else None)
+    out = gae(r, v, w, terminated, cut, 0.9, 0.8, active if turn_based else None)
     compared = 0
     for b in range(shape[1]):
         for n in range(shape[2]):
-            lines = [x[:, b, n].tolist() for x in (r, v, w, terminated, cut, acts)]
+            lines = [x[:, b, n].tolist() for x in (r, v, w, terminated, cut, active)]
             torch.testing.assert_close(out[:, b, n].tolist(), brute(*lines, 0.9, 0.8), rtol=0, atol=1e-6)
             compared += 1
     assert compared == 36
@@ -208,7 +208,7 @@ def test_against_the_definition_on_random_patterns(turn_based: bool) -> None:
 
 def test_everybody_on_turn_is_no_turns_at_all() -> None:
     for parts, expected in CASES.values():
-        assert advantage({**parts, "acts": torch.ones_like(parts["cut"])}) == expected
+        assert advantage({**parts, "active": torch.ones_like(parts["cut"])}) == expected
 
 
 def test_shapes_are_asked_for_and_arguments_left_alone() -> None:
@@ -222,17 +222,17 @@ def test_shapes_are_asked_for_and_arguments_left_alone() -> None:
 
 def test_unsettled_turns() -> None:
     """One agent, seven steps; it moves in steps 0, 2, 3 and 6, waits in 1, 4 and 5."""
-    acts = torch.tensor([1, 0, 1, 1, 0, 0, 1]).bool().reshape(-1, 1, 1)
+    active = torch.tensor([1, 0, 1, 1, 0, 0, 1]).bool().reshape(-1, 1, 1)
     nobody = torch.zeros(7, 1, 1, dtype=torch.bool)
 
     def unsettled(terminated_at: int | None = None, cut_at: int | None = None, turn_after: bool = False) -> list[int]:
-        terminated, ends, turn = nobody.clone(), nobody.clone(), acts.roll(-1, 0)
+        terminated, ends, turn = nobody.clone(), nobody.clone(), active.roll(-1, 0)
         turn[-1] = turn_after
         if terminated_at is not None:
             terminated[terminated_at] = ends[terminated_at] = True
         if cut_at is not None:
             ends[cut_at] = True
-        return (unsettled_turns(terminated, ends, acts, turn) & acts).flatten().nonzero().flatten().tolist()
+        return (unsettled_turns(terminated, ends, active, turn) & active).flatten().nonzero().flatten().tolist()
 
     assert unsettled() == [6]  # the rollout ends while it waits for its next turn
     assert unsettled(turn_after=True) == []  # its next turn is the frame after the rollout
@@ -251,7 +251,7 @@ def test_termination_truncation_death_a_late_arrival_and_waiting_in_one_batch() 
     turn = torch.tensor([[0, 1, 0, 2, 0, 2, 1, 2], [0, 1, 2, 1, 0, 2, 1, 0]]).T  # [T, B]
     next_turn = torch.cat((turn[1:], torch.tensor([[0, 1]])))
     next_turn[5, 0] = 0  # in the true last frame, not in the one after the reset
-    acts, told = (x[..., None] == torch.arange(3) for x in (turn, next_turn))
+    active, told = (x[..., None] == torch.arange(3) for x in (turn, next_turn))
     alive, next_alive = torch.ones(2, 8, 2, 3, dtype=torch.bool)
     alive[2:6, 0, 1] = alive[:2, 0, 2] = next_alive[1:6, 0, 1] = next_alive[0, 0, 2] = False
     terminated = torch.zeros(8, 2, 3, dtype=torch.bool)
@@ -266,8 +266,8 @@ def test_termination_truncation_death_a_late_arrival_and_waiting_in_one_batch() 
             value[t, b, n] = v
     value_tp1[5, 0, 0], value_tp1[7, 1, 1] = 8, 2  # where a turn of one's own comes after the end: nobody else's is asked for
     cut = over | ~next_alive
-    unsettled = unsettled_turns(terminated, terminated | cut, acts, told | ~next_alive)
-    out = gae(reward, value, value_tp1, terminated, cut, 0.5, 0.5, acts, unsettled)
+    unsettled = unsettled_turns(terminated, terminated | cut, active, told | ~next_alive)
+    out = gae(reward, value, value_tp1, terminated, cut, 0.5, 0.5, active, unsettled)
     expected = torch.zeros(8, 2, 3)
     # row 0, agent 0: A_4 = 5 + 6 + 8/2 - 6 = 9    A_2 = 3 + 4 + 6/2 - 4 + 9/4 = 8.25    A_0 = 1 + 2 + 4/2 - 2 + 8.25/4
     expected[[0, 2, 4], 0, 0] = torch.tensor([5.0625, 8.25, 9.0])
@@ -403,7 +403,7 @@ def test_returns_against_the_definition_on_random_patterns() -> None:
 
 def turns(parts: dict[str, Tensor]) -> list[float]:
     """Of the steps in which the agent acts."""
-    return turn_values(**parts, gamma=0.5)[parts["acts"]].tolist()
+    return turn_values(**parts, gamma=0.5)[parts["active"]].tolist()
 
 
 def test_turn_values() -> None:
@@ -416,7 +416,7 @@ def test_turn_values() -> None:
 
 def test_turn_values_where_everybody_acts_are_one_step() -> None:
     parts = {k: x.clone() for k, x in TRUNCATED[0].items()}
-    assert turns({**parts, "acts": torch.ones_like(parts["cut"])}) == [5.0, 7.0, 6.0]  # 1 + 8/2; 2 + 10/2; 3 + 6/2
+    assert turns({**parts, "active": torch.ones_like(parts["cut"])}) == [5.0, 7.0, 6.0]  # 1 + 8/2; 2 + 10/2; 3 + 6/2
 
 
 def test_turn_values_of_rows_and_agents_do_not_mix_and_leave_their_arguments_alone() -> None:
@@ -424,5 +424,5 @@ def test_turn_values_of_rows_and_agents_do_not_mix_and_leave_their_arguments_alo
     rows = {k: torch.stack([TURNS[n][0][k][:, 0, 0] for n in names], 1)[:, :, None] for k in WAITS[0]}
     before = {k: x.clone() for k, x in rows.items()}
     out = turn_values(**rows, gamma=0.5)
-    assert [out[:, b][rows["acts"][:, b]].tolist() for b in range(5)] == [turns(TURNS[n][0]) for n in names]
+    assert [out[:, b][rows["active"][:, b]].tolist() for b in range(5)] == [turns(TURNS[n][0]) for n in names]
     assert all(torch.equal(before[k], rows[k]) for k in rows)

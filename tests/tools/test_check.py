@@ -81,7 +81,7 @@ ZOO = """
 NATIVE = """
     import torch
     from shoal.envs.base import Move, World
-    from shoal.spec import Discrete, EnvSpec, Frame, Group, Pay
+    from shoal.spec import Discrete, EnvSpec, Frame, Group, Result
 
     class Good(World):
         noise_begin = noise_step = 2
@@ -93,7 +93,7 @@ NATIVE = """
             return {"x": noise}
 
         def advance(self, state, actions, noise):
-            return Move({"x": noise}, {"agents": Pay(actions["agents"].float(), self.never(2))})
+            return Move({"x": noise}, {"agents": Result(actions["agents"].float(), self.never(2))})
 
         def observe(self, state):
             return Frame({"agents": self.view(state["x"][..., None], state["clock"])})
@@ -236,7 +236,7 @@ NATIVE_BROKEN = {
     ),
     "def observe(self, state):\n    f = super().observe(state)\n    f['agents'].alive = self.never(2)\n    return f": (
         "problem",
-        "`acts` of 'agents' in the first frame holds for some who are not alive: it is a part of `alive`.",
+        "`active` of 'agents' in the first frame holds for some who are not alive: it is a part of `alive`.",
     ),
     "def observe(self, state):\n    f = super().observe(state)\n    f['agents'].start = self.always(2)\n    return f": (
         "problem",
@@ -250,7 +250,7 @@ NATIVE_BROKEN = {
         "`legal` of 'agents' in the first frame forbids everything to somebody: allow at least one choice.",
     ),
     "def advance(self, state, actions, noise):\n    m = super().advance(state, actions, noise)\n"
-    "    m.pays['agents'].reward = m.pays['agents'].reward / 0\n    return m": (
+    "    m.results['agents'].reward = m.results['agents'].reward / 0\n    return m": (
         "problem",
         "a reward of 'agents' is not finite",
     ),
@@ -275,7 +275,7 @@ NATIVE_BROKEN = {
         "agents of a team are paid unlike, and the spec says common=True",
     ),
     "def advance(self, state, actions, noise):\n    m = super().advance(state, actions, noise)\n"
-    "    m.pays['agents'].terminated = self.always(2)\n    return m": (
+    "    m.results['agents'].terminated = self.always(2)\n    return m": (
         "problem",
         "some of 'agents' terminated and are still alive in `next`: who ended is gone.",
     ),

@@ -14,8 +14,8 @@ from shoal.algos.base import Algorithm
 from shoal.cli import main
 from shoal.ops.values import as_vector
 from shoal.spec import tree_leaves, tree_map
-from shoal.training.lessons import batch_of
 from shoal.training.loop import Loop
+from shoal.training.offpolicy import batch_of
 from shoal.training.run import Run
 from shoal.training.settings import Settings, resolve
 
@@ -26,8 +26,8 @@ from __future__ import annotations
 import torch
 
 from shoal.envs.base import Move, World
-from shoal.envs.probe.base import SPACES, Copying, crew
-from shoal.spec import EnvSpec, Frame, Pay
+from shoal.envs.probe.base import SPACES, Copying, agent_group
+from shoal.spec import EnvSpec, Frame, Result
 
 CAST = {"speaker": (1, "discrete", "talk"), "listener": (1, "continuous", "talk"), "clerk": (2, "multi", "desk")}
 
@@ -37,7 +37,7 @@ class Trio(World):
 
     def setup(self):
         self.tasks = {g: Copying(SPACES[kind], self) for g, (_, kind, _) in CAST.items()}
-        groups = (crew(n, self.tasks[g].width, self.tasks[g].space, g, team=team) for g, (n, _, team) in CAST.items())
+        groups = (agent_group(n, self.tasks[g].width, self.tasks[g].space, g, team=team) for g, (n, _, team) in CAST.items())
         self.spec = EnvSpec(tuple(groups), horizon=5)
         self.sizes = [n * self.tasks[g].draws for g, (n, _, _) in CAST.items()]
         self.noise_begin = self.noise_step = sum(self.sizes)
@@ -48,7 +48,7 @@ class Trio(World):
 
     def advance(self, state, actions, noise):
         score = {g: task.score(state[g], actions[g]) for g, task in self.tasks.items()}
-        pays = {g: Pay(x, self.never(x.shape[1])) for g, x in score.items()}
+        pays = {g: Result(x, self.never(x.shape[1])) for g, x in score.items()}
         return Move({**self.begin(noise), "heard": score["speaker"]}, pays)
 
     def observe(self, state):
@@ -227,9 +227,9 @@ def test_beside(name, tmp_path, mine, asked, monkeypatch):
         g: {s: {k.partition(".")[2]: v for k, v in x.items() if k.startswith(s)} for s in ("algo", "net")}
         for g, x in own.items()
     }
-    paid = ALIKE if {"qmix", "coma"} & set(team.values()) else {}
+    learner_reward = ALIKE if {"qmix", "coma"} & set(team.values()) else {}
     how = {"algorithm": "maddpg", "env": TAG if "agent" in team else COMM, "team": team, "groups": sections}
-    how["options"] = {"algo.others": "policy", **paid}
+    how["options"] = {"algo.others": "policy", **learner_reward}
     whole = play(tmp_path / "whole", mine, **how)
 
     players = Run(tmp_path / "whole").settings.players
@@ -280,9 +280,9 @@ def test_beside_the_policy_of_another_run(who, seat, tmp_path, mine, runs, asked
 @pytest.mark.parametrize(
     ("who", "seat", "paid"), [("qmix", "leadadversary", {}), ("alike", "agent", {}), ("apart", "agent", ALIKE)]
 )
-def test_beside_a_policy_that_was_paid_otherwise(who, seat, paid, then, tmp_path, mine, runs):
+def test_beside_a_policy_that_was_paid_otherwise(who, seat, learner_reward, then, tmp_path, mine, runs):
     """What it was paid in its own run says what its critics are, and not what is paid here."""
-    how = {"algorithm": "maddpg", "env": COMM, "options": paid, "team": {seat: str(runs / who)}}
+    how = {"algorithm": "maddpg", "env": COMM, "options": learner_reward, "team": {seat: str(runs / who)}}
     if then == "resume":
         assert differing(play(tmp_path / "a", mine, **how), play(tmp_path / "b", mine, stops=STOPS, **how)) == []
         return
@@ -339,7 +339,7 @@ def test_peers_memory_is_kept_where_somebody_asks_for_it(algorithm, team, groups
         assert [g for g, m in held.items() if tree_leaves(m)] == kept
         assert all(differing(leaves(held[g]), leaves(memory[g])) == [] for g in kept)  # as it was before that step
     assert all(any(x.any() for x in tree_leaves(before[-1][g])) for g in kept)
-    assert bool(loop.replay.firsts.store) == bool(kept)
+    assert bool(loop.replay.initial_memory.store) == bool(kept)
 
 
 @pytest.mark.parametrize(("who", "seat", "kind"), [("maddpg", "agent", "continuous"), ("qmix", "leadadversary", "discrete")])
@@ -399,12 +399,12 @@ def test_nets_learn(name, reward, mine):
     before = [tree_map(torch.clone, dict(a.named_parameters())) for a in loop.learners]
     for _ in range(4):
         loop.iterate()
-    assert min(lesson.owed(loop.step) for lesson in loop.lessons) >= 3
+    assert min(trainer.updates_due(loop.step) for trainer in loop.trainers) >= 3
     for a, then in zip(loop.learners, before, strict=True):
         assert all(p.isfinite().all() for p in a.parameters())
         assert [k for k, p in a.named_parameters() if torch.equal(p, then[k])] == []
         assert 0 < a.target.lag() < 1
-    assert loop.replay.moments.store.keys() <= {torch.float32, torch.int64, torch.uint8, torch.bool}  # actions are float32
+    assert loop.replay.transitions.store.keys() <= {torch.float32, torch.int64, torch.uint8, torch.bool}  # actions are float32
 
 
 @pytest.mark.parametrize(("share", "sets"), [("id", 1), ("none", 3), ("agent_0=a,agent_1=b,agent_2=a", 2)])

@@ -26,7 +26,7 @@ from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError, tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, to_space
 from shoal.training.loop import Loop
-from shoal.training.tally import Means, Tally, returns_of
+from shoal.training.stats import EpisodeStats, MetricMeans, returns_of
 
 torch.set_num_threads(1)
 
@@ -178,7 +178,7 @@ def test_the_world_is_stepped_in_its_own_units(monkeypatch: pytest.MonkeyPatch) 
     # paid minus the mean squared distance from (-2, 1.5) to the symbol, which is what is seen
     seen = batch.frame["agents"].obs
     expected = -((seen - torch.tensor([-2.0, 1.5])) ** 2).mean(-1)
-    torch.testing.assert_close(batch.pays["agents"].reward, expected)
+    torch.testing.assert_close(batch.results["agents"].reward, expected)
 
 
 def test_every_group_gets_its_own() -> None:
@@ -227,7 +227,7 @@ def test_tensors_keep_their_addresses() -> None:
     def addresses() -> list[int]:
         b = c.collect(4)
         assert not b.frame["agents"].obs.isnan().any()
-        moving = (b.frame["agents"].obs, b.next["agents"].obs, b.actions, b.pays["agents"].reward, b.extras)
+        moving = (b.frame["agents"].obs, b.next["agents"].obs, b.actions, b.results["agents"].reward, b.extras)
         return [x.data_ptr() for x in tree_leaves(moving)]
 
     c = collector(ProbeDeaths(rows=2))
@@ -266,10 +266,10 @@ def test_it_goes_on_from_its_state() -> None:
     again = two.collect(6)
     for x, y in zip(tree_leaves(expected), tree_leaves(again), strict=True):
         assert torch.equal(x, y)
-    mine, theirs = one.tally.take(), two.tally.take()
+    mine, theirs = one.episode_stats.take(), two.episode_stats.take()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[k], theirs[k]) for k in mine)
-    assert torch.equal(one.tally.carry["length"], two.tally.carry["length"])
+    assert torch.equal(one.episode_stats.carry["length"], two.episode_stats.carry["length"])
 
 
 # --- from a world to an advantage, all the way ---
@@ -319,7 +319,7 @@ class Exact:
     def __init__(self, cls: Any, settings: dict[str, Any], lam: float):
         self.env = cls(cls.Config(**settings), rows=6)
         view, values = self.env.frames()["agents"], self.env.values(GAMMA)["agents"]
-        self.known = {(n, tuple(view.obs[k, n].tolist())): values[k, n].item() for k, n in view.acts.nonzero().tolist()}
+        self.known = {(n, tuple(view.obs[k, n].tolist())): values[k, n].item() for k, n in view.active.nonzero().tolist()}
         spec, still = self.env.spec, {"epochs": 1, "minibatches": 1, "learning_starts": 10**9}
         as_is = {"normalise_obs": False, "normalise_value": False, "advantage_scope": "none"}
         config = PPO.Config(gamma=GAMMA, lam=lam, **still, **as_is)  # type: ignore[arg-type]
@@ -329,13 +329,13 @@ class Exact:
 
     def collect(self, steps: int) -> tuple[Batch, Tensor]:
         batch = self.collector.collect(steps)
-        paid(batch, self.env, "own")
+        learner_reward(batch, self.env, "own")
         for view in (batch.frame["agents"], batch.next["agents"]):
-            assert (self.ppo.critic.value(view.obs)[0][~view.acts] == JUNK).all()  # type: ignore[union-attr]
-        return batch, batch.frame["agents"].acts
+            assert (self.ppo.critic.value(view.obs)[0][~view.active] == JUNK).all()  # type: ignore[union-attr]
+        return batch, batch.frame["agents"].active
 
     def advantage(self, batch: Batch, bonus: Tensor | float = 0.0) -> Tensor:
-        given = replace(batch, paid={"agents": batch.paid["agents"] + bonus})
+        given = replace(batch, learner_reward={"agents": batch.learner_reward["agents"] + bonus})
         self.ppo.update(given)
         return self.ppo.advantage
 
@@ -349,9 +349,9 @@ def test_with_the_exact_values_no_advantage_is_left(cls: Any, settings: dict[str
     be learnt, so its value here is JUNK, and reaches nothing."""
     exact = Exact(cls, settings, lam)
     for _ in range(3):
-        batch, acts = exact.collect(steps)
-        assert acts.any()
-        assert exact.advantage(batch)[acts].abs().max().item() < 1e-4
+        batch, active = exact.collect(steps)
+        assert active.any()
+        assert exact.advantage(batch)[active].abs().max().item() < 1e-4
 
 
 @pytest.mark.parametrize("steps", [5, 6])
@@ -359,34 +359,34 @@ def test_with_the_exact_values_no_advantage_is_left(cls: Any, settings: dict[str
 def test_a_reward_is_credited_where_it_was_earned(cls: Any, settings: dict[str, Any], steps: int) -> None:
     """One more in a rollout's first step is one more advantage there, for who acts, and nothing later."""
     exact = Exact(cls, settings, 0.95)
-    batch, acts = exact.collect(steps)
-    bonus = torch.zeros(steps, 6, acts.shape[-1])
+    batch, active = exact.collect(steps)
+    bonus = torch.zeros(steps, 6, active.shape[-1])
     bonus[0] = 1.0
-    gain = (exact.advantage(batch, bonus) - exact.advantage(batch)) * acts
-    torch.testing.assert_close(gain, bonus * acts, rtol=0, atol=1e-3)
+    gain = (exact.advantage(batch, bonus) - exact.advantage(batch)) * active
+    torch.testing.assert_close(gain, bonus * active, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(("cls", "settings"), IDLE)
 def test_what_comes_after_an_end_does_not_reach_back(cls: Any, settings: dict[str, Any]) -> None:
     """A million paid in every step of later episodes changes no advantage of a row's first one."""
     exact = Exact(cls, settings, 1.0)
-    batch, acts = exact.collect(25)
-    later = (batch.over.long().cumsum(0) - batch.over.long() > 0)[..., None].expand_as(acts)  # [T, B, N] after the first end
+    batch, active = exact.collect(25)
+    later = (batch.over.long().cumsum(0) - batch.over.long() > 0)[..., None].expand_as(active)  # [T, B, N] after the first end
     assert later.any()
     assert (~later).any()
     moved = exact.advantage(batch, later * 1e6) - exact.advantage(batch)
-    assert moved[acts & ~later].abs().max().item() == 0
-    assert moved[acts & later].abs().max().item() > 1e5
+    assert moved[active & ~later].abs().max().item() == 0
+    assert moved[active & later].abs().max().item() > 1e5
 
 
 def test_what_the_gone_are_paid_does_not_reach_back() -> None:
     """Nor what is paid to an agent that has gone while the episode goes on, whether it died or only left."""
     exact = Exact(ProbeDeaths, {"copy": False}, 1.0)
-    batch, acts = exact.collect(8)
+    batch, active = exact.collect(8)
     for _ in range(2):
-        moved = exact.advantage(batch, ~acts * 1e6) - exact.advantage(batch)
-        assert moved[acts].abs().max().item() == 0
-        batch.pays["agents"].terminated.zero_()  # now they leave without having died
+        moved = exact.advantage(batch, ~active * 1e6) - exact.advantage(batch)
+        assert moved[active].abs().max().item() == 0
+        batch.results["agents"].terminated.zero_()  # now they leave without having died
 
 
 # --- what episodes add up to ---
@@ -395,8 +395,8 @@ GROUPS = (Group("a", "a", ("a_0", "a_1"), (1,), Discrete(2)), Group("b", "b", ("
 HOWS = {"total": "sum", "final": "last", "average": "mean"}
 
 
-def tally_of(rows: int) -> Tally:
-    return Tally(SimpleNamespace(spec=EnvSpec(GROUPS, stats=HOWS), rows=rows, device=torch.device("cpu")))  # type: ignore[arg-type]
+def tally_of(rows: int) -> EpisodeStats:
+    return EpisodeStats(SimpleNamespace(spec=EnvSpec(GROUPS, stats=HOWS), rows=rows, device=torch.device("cpu")))  # type: ignore[arg-type]
 
 
 class Brute:
@@ -441,17 +441,17 @@ def test_tally_is_a_loop_over_episodes(p: float, what: str) -> None:
     """Random rewards, stats and ends, over several collects of several lengths, taken now and then."""
     draw = torch.Generator().manual_seed(3)
     rows, taken = 6, 0
-    tally, brute = tally_of(rows), Brute(rows)
+    episode_stats, brute = tally_of(rows), Brute(rows)
     total = {g.name: torch.zeros(g.n, dtype=torch.float64) for g in GROUPS}
     for k, steps in enumerate([5, 1, 9, 4, 16, 7, 30]):
         rewards = {g.name: torch.randn(steps, rows, g.n, generator=draw) for g in GROUPS}
         stats = {s: torch.rand(steps, rows, generator=draw) for s in HOWS}
         over = torch.rand(steps, rows, generator=draw) < p
-        tally.count(rewards, over, stats)
+        episode_stats.count(rewards, over, stats)
         brute.count(rewards, over, stats)
         total = {g: total[g] + x.double().sum((0, 1)) / rows for g, x in rewards.items()}
         if k % 2 == 0:
-            got = tally.take()
+            got = episode_stats.take()
             for g, x in total.items():
                 torch.testing.assert_close(got.pop(f"reward_total/{g}"), x, rtol=1e-9, atol=1e-9)
                 total[g] = torch.zeros_like(x)
@@ -469,22 +469,22 @@ def test_tally_is_a_loop_over_episodes(p: float, what: str) -> None:
 
 
 def test_tally_by_hand() -> None:
-    tally = tally_of(1)
+    episode_stats = tally_of(1)
     zero = {s: torch.zeros(3, 1) for s in HOWS}
 
     def count(a: list[float], over: list[bool]) -> None:
         rewards = {"a": torch.tensor([[[x, 10 * x]] for x in a]), "b": torch.zeros(3, 1, 1)}
-        tally.count(rewards, torch.tensor(over)[:, None], zero)
+        episode_stats.count(rewards, torch.tensor(over)[:, None], zero)
 
     count([1.0, 2, 4], [False, True, False])  # an episode of 1 + 2; 4 is carried on
-    got = tally.take()
+    got = episode_stats.take()
     assert (got["return/a/0"].item(), got["return/a/1"].item(), got["return/a"].item()) == (3.0, 30.0, 16.5)
     assert (got["return_sum/a"].item(), got["episode_length"].item(), got["episodes"].item()) == (33.0, 2.0, 1.0)
     assert got["reward_total/a"].tolist() == [7.0, 70.0]
     count([8.0, 16, 32], [False, False, False])
-    assert tally.take()["return/a"].isnan()
+    assert episode_stats.take()["return/a"].isnan()
     count([64.0, 128, 256], [True, True, False])  # 4 + 8 + 16 + 32 + 64 in 5 steps, and 128 in 1
-    got = tally.take()
+    got = episode_stats.take()
     assert (got["return/a/0"].item(), got["episode_length"].item(), got["episodes"].item()) == (126.0, 3.0, 2.0)
 
 
@@ -496,10 +496,10 @@ def test_returns_have_three_names() -> None:
 # --- what learners are paid, and what is reported ---
 
 
-def paid(batch: Batch, env: World, reward: str) -> dict[str, Tensor]:
+def learner_reward(batch: Batch, env: World, reward: str) -> dict[str, Tensor]:
     loop = SimpleNamespace(env=env, config=SimpleNamespace(reward=reward), shapers={}, now=torch.zeros((), dtype=torch.long))
     Loop.pay(loop, batch)  # type: ignore[arg-type]
-    return batch.paid
+    return batch.learner_reward
 
 
 def test_shaping_is_paid_and_never_reported() -> None:
@@ -507,10 +507,10 @@ def test_shaping_is_paid_and_never_reported() -> None:
     env = ProbeDeaths(ProbeDeaths.Config(copy=False), rows=2)
     c = collector(env)
     batch = c.collect(8)
-    out = paid(batch, env, "own")["agents"]
+    out = learner_reward(batch, env, "own")["agents"]
     assert out.sum(0)[0].tolist() == [3 + 50.0, 6 + 20.0, 5 + 30.0]
-    assert batch.pays["agents"].reward.sum(0)[0].tolist() == [3.0, 6.0, 5.0]
-    got = c.tally.take()
+    assert batch.results["agents"].reward.sum(0)[0].tolist() == [3.0, 6.0, 5.0]
+    got = c.episode_stats.take()
     assert [got[f"return/agents/{i}"].item() for i in range(3)] == [3.0, 6.0, 5.0]
     assert got["reward_total/agents"].tolist() == [3.0, 6.0, 5.0]
 
@@ -521,30 +521,30 @@ def test_team_pay_and_raw_returns() -> None:
     c = collector(env)
     # step 0: agents 0 and 2 are paid 1, agent 1 is not there yet and is paid 10 of shaping
     batch = c.collect(8)
-    assert paid(batch, env, "team-sum")["agents"][0, 0].tolist() == [2.0, 12.0, 2.0]
-    mean = paid(batch, env, "team-mean")["agents"][0, 0]
+    assert learner_reward(batch, env, "team-sum")["agents"][0, 0].tolist() == [2.0, 12.0, 2.0]
+    mean = learner_reward(batch, env, "team-mean")["agents"][0, 0]
     torch.testing.assert_close(mean, torch.tensor([2 / 3, 2 / 3 + 10, 2 / 3]))
-    assert paid(batch, env, "own")["agents"][0, 0].tolist() == [1.0, 10.0, 1.0]
-    assert batch.pays["agents"].reward[0, 0].tolist() == [1.0, 0.0, 1.0]
-    assert c.tally.take()["return_sum/agents"].item() == 14.0
+    assert learner_reward(batch, env, "own")["agents"][0, 0].tolist() == [1.0, 10.0, 1.0]
+    assert batch.results["agents"].reward[0, 0].tolist() == [1.0, 0.0, 1.0]
+    assert c.episode_stats.take()["return_sum/agents"].item() == 14.0
 
 
 # --- the learners' metrics ---
 
 
 def test_means_go_by_name() -> None:
-    means = Means()
+    means = MetricMeans()
     means.add("a,b", {"x": torch.tensor(1.0), "y": torch.tensor(10.0)})
     means.add("a,b", {"y": torch.tensor(20.0), "x": 3.0})  # type: ignore[dict-item]
     assert {k: x.item() for k, x in means.take().items()} == {"a/x": 2.0, "a/y": 15.0, "b/x": 2.0, "b/y": 15.0}
     means.add("a,b", {"x": torch.tensor(7.0), "y": torch.tensor(8.0)})
-    again = Means()
+    again = MetricMeans()
     again.load_state_dict(means.state_dict(), torch.device("cpu"))
     assert {k: x.item() for k, x in again.take().items()} == {"a/x": 7.0, "a/y": 8.0, "b/x": 7.0, "b/y": 8.0}
 
 
 def test_means_of_nothing_and_of_other_things() -> None:
-    means = Means()
+    means = MetricMeans()
     means.add("a", {})
     assert means.take() == {}
     means.load_state_dict(means.state_dict(), torch.device("cpu"))

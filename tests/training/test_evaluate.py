@@ -155,11 +155,11 @@ def test_training_is_not_touched() -> None:
         if look:
             evaluate(ProbeCopy(rows=8), who, 2, 0, sampled=True)
         assert all(torch.equal(x, y) for x, y in zip(weights, who.algorithms[0].parameters(), strict=True))
-        return c.collect(5).frame["agents"].obs.clone(), c.tally.take()["reward_total/agents"]
+        return c.collect(5).frame["agents"].obs.clone(), c.episode_stats.take()["reward_total/agents"]
 
-    (one, tally), (two, other) = run(False), run(True)
+    (one, episode_stats), (two, other) = run(False), run(True)
     assert torch.equal(one, two)
-    assert torch.equal(tally, other)
+    assert torch.equal(episode_stats, other)
 
 
 def test_returns_are_raw() -> None:

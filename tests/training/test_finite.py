@@ -42,7 +42,7 @@ class BadRow(Row):
     def see(self, out):
         out.obs["agents"][:] = self.clock
         out.state[:] = self.clock
-        out.alive["agents"][:] = out.acts["agents"][:] = True, self.clock < 5 or self.config.bad != "dead"
+        out.alive["agents"][:] = out.active["agents"][:] = True, self.clock < 5 or self.config.bad != "dead"
         out.start["agents"][:] = False
         if self.config.bad == "dead":
             out.obs["agents"][1] = 0 if self.clock < 5 else np.nan
@@ -78,7 +78,7 @@ NATIVE = '''
 from dataclasses import dataclass
 import torch
 from shoal.envs.base import Move, World
-from shoal.spec import Discrete, EnvSpec, Frame, Group, Pay
+from shoal.spec import Discrete, EnvSpec, Frame, Group, Result
 
 class Bad(World):
     fixed_length = True
@@ -100,7 +100,7 @@ class Bad(World):
         return {"luck": noise}  # [B, 1]
 
     def advance(self, state, actions, noise):
-        return Move(state, {"agents": Pay(actions["agents"].float() + self.bad("reward", state), self.never(2))})
+        return Move(state, {"agents": Result(actions["agents"].float() + self.bad("reward", state), self.never(2))})
 
     def observe(self, state):
         obs = state["clock"][:, None, None].expand(-1, 2, 2).float() + self.bad("observation", state)[..., None]
@@ -299,10 +299,12 @@ def test_looking_changes_no_number(worlds: dict[str, str]) -> None:
     """On a device nothing is read until somebody looks: the same is found without the short cut of the CPU."""
     loop = Loop(resolve(Settings("ppo", worlds["native"], {"envs": 4, "quiet": True, "compile": "off"}, {})))
     batch = loop.collector.collect(4)
-    batch.pays["agents"].reward[2, 3, 0] = -torch.inf
-    batch.pays["agents"].reward[3, 1, 1] = torch.nan
+    batch.results["agents"].reward[2, 3, 0] = -torch.inf
+    batch.results["agents"].reward[3, 1, 1] = torch.nan
     assert loop.not_finite is not None
-    loop.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, torch.arange(100, 116, 4, device=loop.env.device))
+    loop.not_finite.note(
+        batch.frame, batch.actions, batch.results, batch.next, torch.arange(100, 116, 4, device=loop.env.device)
+    )
     found = loop.not_finite.found()
     assert str(found) == "the reward of a_0 in row 3 is not finite at step 108"
     assert isinstance(found, UserError)
@@ -325,13 +327,13 @@ def test_what_begins_anew_after_a_resume_is_looked_at(worlds: dict[str, str]) ->
     world = shoal.make(worlds["host"], rows=2, workers=0)
     world.reset(torch.tensor([[0.0, 0.1], [0.0, 0.1]]))
     state = world.get_state()
-    world.crew.bench.now[0].obs["agents"][:] = 0
+    world.pool.runner.now[0].obs["agents"][:] = 0
     state["seen"] = [x + 1 if x.is_floating_point() else x for x in state["seen"]]  # it does not come out the same
 
     def see(bench: Any, rows: list[int]) -> None:
         bench.new[rows[0]].obs["agents"][:] = torch.nan
 
-    world.crew.bench.reset = see.__get__(world.crew.bench)
+    world.pool.runner.reset = see.__get__(world.pool.runner)
     with pytest.raises(NotFiniteError, match="the observation of a_0 in row 0 is nan"):
         world.set_state(state)
 

@@ -72,7 +72,11 @@ def everything(loop: Loop) -> dict[str, Tensor]:
 
 
 def contents(loop: Loop) -> list[Tensor]:
-    return [] if loop.replay is None else [x for r in (loop.replay.moments, loop.replay.firsts) for x in r.store.values()]
+    return (
+        []
+        if loop.replay is None
+        else [x for r in (loop.replay.transitions, loop.replay.initial_memory) for x in r.store.values()]
+    )
 
 
 def state(loop: Loop) -> Any:
@@ -181,7 +185,7 @@ def test_all_that_an_actor_critic_goes_by_is_put_back(work: dict[str, Any]) -> N
     one, other = make("off", device="cpu", **work), make("off", device="cpu", **work)
     for _ in range(6):
         one.iterate()
-    assert one.lessons[0].owed(one.step) % 2 == 1  # an actor that is delayed waits
+    assert one.trainers[0].updates_due(one.step) % 2 == 1  # an actor that is delayed waits
     put(other, state(one))
     for _ in range(2):
         one.iterate()
@@ -200,7 +204,7 @@ def assert_beside_a_host_world(one: Loop, other: Loop) -> None:
         other.iterate()
     for loop in (one, other):
         assert loop.on_device == loop.iteration
-        assert loop.lessons[0].owed(loop.step) >= 10
+        assert loop.trainers[0].updates_due(loop.step) >= 10
         loop.env.close()
         loop.eval_env.close()
     a, b = ([*dict(x.learners[0].state_dict()).values(), *contents(x), x.update_noise.get_state()] for x in (one, other))
@@ -211,9 +215,9 @@ def assert_beside_a_host_world(one: Loop, other: Loop) -> None:
 def test_lessons_are_captured_beside_a_host_world() -> None:
     eager, captured = make("off", **HOST), make("graph", **HOST)
     assert_beside_a_host_world(eager, captured)
-    (lesson,) = captured.on_device_lessons
-    assert isinstance(lesson, Captured)
-    assert len(lesson.graphs) == 1
+    (trainer,) = captured.on_device_lessons
+    assert isinstance(trainer, Captured)
+    assert len(trainer.graphs) == 1
     assert captured.console.lines == []  # type: ignore[attr-defined]
 
 
@@ -283,7 +287,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
         captured.iterate()
     (line,) = captured.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Iterations cannot be captured as a CUDA graph, and run eagerly: ")
-    assert captured.on_device_lessons == captured.lessons
+    assert captured.on_device_lessons == captured.trainers
     assert (captured.on_device == captured.iteration) == (cls is PPO)
     assert_equal(eager, captured)
 

@@ -51,7 +51,7 @@ class ToyRow(Row):
         out.obs[self.name][0] = self.seed % 7 - 3, self.clock, self.last
         out.obs[self.name][1] = self.last, self.seed % 5, -self.clock
         if self.config.mortal:
-            out.alive[self.name][:] = out.acts[self.name][:] = True, self.clock < 2
+            out.alive[self.name][:] = out.active[self.name][:] = True, self.clock < 2
             out.start[self.name][:] = False
             out.legal[self.name][:] = True
             out.legal[self.name][0, self.clock % 4] = False

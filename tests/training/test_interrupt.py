@@ -56,7 +56,7 @@ NATIVE = f'''
 """One agent that walks."""
 from dataclasses import dataclass
 from shoal.envs.base import Move, Sketch, World
-from shoal.spec import Discrete, EnvSpec, Frame, Group, Pay
+from shoal.spec import Discrete, EnvSpec, Frame, Group, Result
 {TROUBLE}
 class Walk(World):
     fixed_length = True
@@ -76,7 +76,7 @@ class Walk(World):
         if self.rows == 5:
             trouble(self.config, self.steps)
         x = state["x"] + actions["agents"]
-        return Move({{"x": x}}, {{"agents": Pay(x, self.never(1))}})
+        return Move({{"x": x}}, {{"agents": Result(x, self.never(1))}})
 
     def observe(self, state):
         return Frame({{"agents": self.view(state["x"][..., None], state["clock"])}})

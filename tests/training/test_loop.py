@@ -28,29 +28,29 @@ def test_pay_own_team_mean_and_sum():
         batch = loop.collector.collect(25)
         loop.pay(batch)
         for g in ("adversary", "agent"):
-            raw = batch.pays[g].reward
+            raw = batch.results[g].reward
             want = raw if expected is None else getattr(raw, expected)(-1, keepdim=True).expand_as(raw)
-            assert torch.allclose(batch.paid[g], want)
+            assert torch.allclose(batch.learner_reward[g], want)
 
 
 def test_teams_of_several_groups_are_paid_together():
     loop = loop_of("simple_world_comm", "team-sum")
     batch = loop.collector.collect(25)
     loop.pay(batch)
-    total = batch.pays["leadadversary"].reward.sum(-1) + batch.pays["adversary"].reward.sum(-1)
-    assert torch.allclose(batch.paid["leadadversary"][..., 0], total)
-    assert torch.allclose(batch.paid["adversary"][..., 2], total)
+    total = batch.results["leadadversary"].reward.sum(-1) + batch.results["adversary"].reward.sum(-1)
+    assert torch.allclose(batch.learner_reward["leadadversary"][..., 0], total)
+    assert torch.allclose(batch.learner_reward["adversary"][..., 2], total)
 
 
 def test_shaping_is_paid_and_never_reported():
     loop = loop_of("probe_teams", shaped=True)
     batch = loop.collector.collect(16)
     loop.pay(batch)
-    pay = batch.pays["pair"]
+    pay = batch.results["pair"]
     assert pay.shaping is not None
     assert pay.shaping.abs().sum() > 0
-    assert torch.equal(batch.paid["pair"], pay.reward + pay.shaping)
-    reported = loop.collector.tally.take()["return/pair"]
+    assert torch.equal(batch.learner_reward["pair"], pay.reward + pay.shaping)
+    reported = loop.collector.episode_stats.take()["return/pair"]
     assert float(reported) == pytest.approx(float(pay.reward.sum((0, 1)).mean() / batch.over.sum()))
 
 
@@ -225,7 +225,7 @@ def test_policy_plays_in_mpe2_as_it_does_here(tmp_path):
         outcome = ours.step({"agents": torch.tensor([list(actions.values())])}, torch.zeros(1, ours.noise))
         frame = outcome.frame
         total += sum(rewards.values())
-        mine += float(outcome.pays["agents"].reward.sum())
+        mine += float(outcome.results["agents"].reward.sum())
     assert mine == pytest.approx(total, abs=1e-6)
 
 

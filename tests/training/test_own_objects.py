@@ -134,11 +134,11 @@ def test_whatever_becomes_of_the_file_the_run_goes_on_as_it_was(here, option, fa
     whole, half = train("a", *given(only=[option])), train("b", *given(only=[option]), "--until", 48)
     played, policy = shoal.evaluate(half, 4), shoal.load(half)
     seen = {name: [0.1 * k for k in range(18)] for name in policy.spec["agents"].agents}
-    acts = policy.act(seen)[0]
+    active = policy.act(seen)[0]
     forget()
     fate(here / "code" / "mine.py")
     assert torch.equal(shoal.evaluate("b", 4).returns["agents"], played.returns["agents"])
-    assert shoal.load("b").act(seen)[0] == acts
+    assert shoal.load("b").act(seen)[0] == active
     assert main(["resume", "b", "--quiet"]) == 0
     assert_same(whole, half)
     if fate is edited:  # which does something where it is asked for

@@ -30,7 +30,7 @@ from shoal.algos.td3 import TD3
 from shoal.algos.vdn import VDN
 from shoal.cli import main
 from shoal.training import checkpoint
-from shoal.training.lessons import Segments
+from shoal.training.offpolicy import Segments
 from shoal.training.run import Run
 
 ROWS, LAPS, STOPS = 4, 6, (2, 5)
@@ -391,8 +391,8 @@ def told(run, loop=None):
     out |= {k: x for k, x in leaves(last).items() if k not in passing}
     assert sum(isinstance(x, torch.Tensor) for x in out.values()) > 30
     if loop is not None and loop.replay is not None:
-        out |= {f"/ring/{d}": x for d, x in loop.replay.moments.store.items()}
-        out |= {f"/before/{d}": x for d, x in loop.replay.firsts.store.items()}
+        out |= {f"/ring/{d}": x for d, x in loop.replay.transitions.store.items()}
+        out |= {f"/before/{d}": x for d, x in loop.replay.initial_memory.store.items()}
         assert last["replay"]["count"] == int(loop.replay.count) == last["step"] // ROWS
     return out
 
@@ -567,7 +567,7 @@ def test_episodes_that_do_not_go_on_are_broken_off_in_the_ring_and_on_disk(tmp_p
     over = hook.loop.replay[:, :][-1]
     assert over.all(-1).tolist() == over.any(-1).tolist() == [bool(x) for x in (1, 0, 0, 1, 0, 0, 0, 0, 0, 1)]
     saved = saved_ring(run, run.load("last"))["/files/moments/torch.bool"]
-    last = hook.loop.replay.moments.leaves[-1]
+    last = hook.loop.replay.transitions.leaves[-1]
     assert torch.equal(saved[..., last.start], over)
     log = (run.path / "train.log").read_text()
     assert log.count("4 of 4 rows did not come out the same when their episode was played again") == 2

@@ -201,7 +201,7 @@ from shoal.algos.random import Random
 
 class Mine(Random):
     def act(self, frame, memory, noise, explore):
-        actions = {g: torch.full(frame[g].acts.shape, SIDE) for g in self.groups}
+        actions = {g: torch.full(frame[g].active.shape, SIDE) for g in self.groups}
         return actions, memory, {g: {} for g in self.groups}
 '''
 

@@ -219,21 +219,21 @@ def test_it_comes_after_team_pay_and_the_worlds_own_shaping():
     loop = Loop(resolve(Settings("mappo", "probe_teams", run, {"env": {"shaped": True}}, groups)), shaper={"pair": keep})
     batch = loop.collector.collect(8)
     loop.pay(batch)
-    pay = batch.pays["pair"]
+    pay = batch.results["pair"]
     assert pay.shaping.abs().sum() > 0
     assert torch.equal(given["reward"], pay.reward.sum(-1, keepdim=True) + pay.shaping)
     assert torch.equal(given["obs"], batch.frame["pair"].obs)
-    assert torch.equal(batch.paid["pair"], given["reward"] + 100)
-    assert torch.equal(batch.paid["lone"], batch.pays["lone"].reward)
+    assert torch.equal(batch.learner_reward["pair"], given["reward"] + 100)
+    assert torch.equal(batch.learner_reward["lone"], batch.results["lone"].reward)
     raw = float(pay.reward.sum((0, 1)).mean() / batch.over.sum())
-    assert float(loop.collector.tally.take()["return/pair"]) == pytest.approx(raw)
+    assert float(loop.collector.episode_stats.take()["return/pair"]) == pytest.approx(raw)
 
 
 def test_observations_with_names_come_as_a_dict(tmp_path):
-    def asks(reward, obs, step, steps):
+    def needs_peers(reward, obs, step, steps):
         return reward + obs["asks"][..., 1] + obs["picture"].float().mean((-1, -2, -3))
 
-    train(tmp_path / "r", "probe_image", shaper=asks, env={"vector": True})
+    train(tmp_path / "r", "probe_image", shaper=needs_peers, env={"vector": True})
 
 
 # --- resume ---

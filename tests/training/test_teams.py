@@ -22,8 +22,8 @@ from __future__ import annotations
 import torch
 
 from shoal.envs.base import Move, World
-from shoal.envs.probe.base import Copying, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay
+from shoal.envs.probe.base import Copying, agent_group
+from shoal.spec import Discrete, EnvSpec, Frame, Result
 
 SIZES = {"scout": (2, 3, "red"), "rival": (1, 2, "blue"), "medic": (1, 4, "red")}
 
@@ -33,7 +33,7 @@ class Camp(World):
 
     def setup(self):
         self.tasks = {g: Copying(Discrete(k), self) for g, (n, k, team) in SIZES.items()}
-        groups = tuple(crew(n, k, self.tasks[g].space, g, team=team) for g, (n, k, team) in SIZES.items())
+        groups = tuple(agent_group(n, k, self.tasks[g].space, g, team=team) for g, (n, k, team) in SIZES.items())
         self.noise_begin = self.noise_step = 4
         self.spec = EnvSpec(groups, common=True, horizon=5)
 
@@ -45,7 +45,7 @@ class Camp(World):
         score = {g: task.score(state[g], actions[g]) for g, task in self.tasks.items()}
         red = torch.cat((score["scout"], score["medic"]), -1).mean(-1, keepdim=True)
         paid = {"scout": red.expand(-1, 2), "rival": score["rival"], "medic": red}
-        return Move(self.begin(noise), {g: Pay(x, self.never(x.shape[1])) for g, x in paid.items()})
+        return Move(self.begin(noise), {g: Result(x, self.never(x.shape[1])) for g, x in paid.items()})
 
     def observe(self, state):
         return Frame({g: self.view(task.show(state[g]), state["clock"]) for g, task in self.tasks.items()})

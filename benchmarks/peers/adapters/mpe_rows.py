@@ -26,9 +26,9 @@ class Rows:
         """Actions [rows, agents] -> observations [rows, agents, 18], rewards [rows, agents], whether each world was cut off."""
         observations, rewards, over = [], [], []
         for world, chosen in zip(self.worlds, actions.tolist(), strict=True):
-            seen, paid, _, cut, _ = world.step(dict(zip(self.agents, chosen, strict=True)))
+            seen, learner_reward, _, cut, _ = world.step(dict(zip(self.agents, chosen, strict=True)))
             over.append(cut[self.agents[0]])
-            rewards.append([paid[name] for name in self.agents])
+            rewards.append([learner_reward[name] for name in self.agents])
             observations.append(self.stack(world.reset()[0] if over[-1] else seen))
         return np.stack(observations), np.array(rewards, np.float32), np.array(over)
 

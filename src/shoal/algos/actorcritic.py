@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from shoal.algos import recall
 from shoal.algos.base import Algorithm, Optimiser, Target, bounded
-from shoal.algos.recall import Experience
-from shoal.algos.sight import Given, Scope, Sight
-from shoal.nets.heads import Judge, Net
+from shoal.algos.observations import Given, Observations, Scope
+from shoal.algos.recall import ReplayConfig
+from shoal.nets.heads import ActionCritic, Net
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
@@ -44,7 +44,7 @@ def stacked(xs: list[Tensor]) -> Tensor:
 
 class ActorCritic(Algorithm, ABC):
     @dataclass(frozen=True)
-    class Config(Experience):
+    class Config(ReplayConfig):
         critic: Scope = "own"  # what the critic sees: own observation and action, the team's or the world's
         critic_input: Given = "state"  # of the world: its state or else joined; joined observations; agent: state and own too
         others: Literal["buffer", "policy"] = "buffer"  # what others do, in the actor's loss: as they did, or as they would now
@@ -67,7 +67,7 @@ class ActorCritic(Algorithm, ABC):
     heard: ClassVar[int | None] = None  # how many of the critics the actor climbs; none: all
     lists: ClassVar[bool] = False  # of choices the critic says what each is worth, instead of being told one
     due: bool | None = None  # whether the actor moves in this update; none: nobody knows
-    wild: Tensor
+    warmup: Tensor
     own: Tensor
     held: Tensor
 
@@ -92,16 +92,18 @@ class ActorCritic(Algorithm, ABC):
         self.width = params_of(self.space)  # of an action as a vector
         self.lists = type(self).lists and not isinstance(self.space, Box)  # type: ignore[misc]
         make = normaliser(c.normaliser)
-        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make, blank=self.outlives)
-        self.central = self.sight.central
-        self.around = [g.name for g in self.sight.around] if self.central else list(groups)
+        self.observations = Observations(
+            self, c.critic, c.critic_input, net, c.normalise_obs, make, blank=self.returns_after_death
+        )
+        self.central = self.observations.central
+        self.around = [g.name for g in self.observations.around] if self.central else list(groups)
         self.others = [g for g in self.around if g not in groups]
         apart = c.after_death == "own" and any(spec[g].mortal for g in groups)  # each has a value that ends with it
-        self.as_one = self.sight.together and spec.common and not self.lists and not apart  # one critic judges for all
+        self.as_one = self.observations.together and spec.common and not self.lists and not apart  # one critic judges for all
         self.actor = self.make_actor(generator)
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.reward_norm = Running() if c.normalise_reward else None
-        self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
+        self.register_buffer("warmup", torch.tensor(c.random_steps > 0))  # act at random
         self.register_buffer("held", torch.zeros(len(self.held_names)))  # the actor's metrics, while it waits
         self.register_buffer("own", self._own_places(), persistent=False)
         self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
@@ -114,10 +116,12 @@ class ActorCritic(Algorithm, ABC):
         self.target = Target(self.critics, self.critic_optimiser, c.target_every * c.delay, c.target_tau)
 
     def make_actor(self, generator: torch.Generator) -> Net:
-        return Net(self.sight.encoder(generator), self.width, self.sight.agents, self.net, generator, self.net.gain_actor)
+        return Net(
+            self.observations.encoder(generator), self.width, self.observations.agents, self.net, generator, self.net.gain_actor
+        )
 
-    def _critic(self, generator: torch.Generator) -> Judge:
-        encoder, agents, net = self.sight.critic_encoder(generator), self.sight.agents, self.net
+    def _critic(self, generator: torch.Generator) -> ActionCritic:
+        encoder, agents, net = self.observations.critic_encoder(generator), self.observations.agents, self.net
         if self.as_one:
             agents, net = ("all",), dataclasses.replace(net, share="plain")
         elif self.central and not self.spec.common:  # whose pay differs, they are judged apart
@@ -125,7 +129,9 @@ class ActorCritic(Algorithm, ABC):
         told = sum(self.spec[g].n * params_of(self.spec[g].action) for g in self.around) if self.central else self.width
         told = 0 if self.lists and not self.central else told
         gain = net.gain_actor if self.lists else net.gain_critic
-        return Judge(encoder, told, self.width if self.lists else 1, agents, net, generator, gain, self.sight.together)
+        return ActionCritic(
+            encoder, told, self.width if self.lists else 1, agents, net, generator, gain, self.observations.together
+        )
 
     def _own_places(self) -> Tensor:
         """[N, W] where an agent's own action is among those of all in its critic's scope."""
@@ -138,7 +144,7 @@ class ActorCritic(Algorithm, ABC):
         return {"actor": self.actor, "critic": self.critics, "target_critic": self.target.module}
 
     @property
-    def asks(self) -> bool:
+    def needs_peers(self) -> bool:
         return bool(self.others)
 
     # --- hooks ---
@@ -175,14 +181,14 @@ class ActorCritic(Algorithm, ABC):
             whole["critic"] = {str(k): zero.zero(rows, device) for k in range(len(self.critics))}
         if self.config.noise_keep:
             whole["noise"] = torch.zeros(rows, self.n, self.width, device=device)
-        return self.parted(whole, 1)
+        return self.split_groups(whole, 1)
 
     def act(
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         return self._act(self.actor, frame, memory, noise, explore and self.learns)
 
-    def would(
+    def target_act(
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         return self._act(self.next_actor if target and self.learns else self.actor, frame, memory, noise, False)
@@ -190,27 +196,27 @@ class ActorCritic(Algorithm, ABC):
     def _act(
         self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
-        at = frame[self.groups[0]].acts.dim() - 1
-        before, view = self.joined(memory.__getitem__, at), self._views(frame, at)
-        params, state = actor(self.sight.obs(frame, at), before.get("actor"), None, self._moves(view["remembering"]))
-        given, after = None if noise is None else self.joined(noise.__getitem__, at), dict(before)
+        at = frame[self.groups[0]].active.dim() - 1
+        before, view = self.cat_groups(memory.__getitem__, at), self._views(frame, at)
+        params, state = actor(self.observations.obs(frame, at), before.get("actor"), None, self._moves(view["remembering"]))
+        given, after = None if noise is None else self.cat_groups(noise.__getitem__, at), dict(before)
         if given is not None and explore and self.config.noise_keep:
             given, after["noise"] = correlated(given, before["noise"], view["start"], self.config.noise_keep)
         actions = self.play(params, view["legal"], given, explore)
         if given is not None and explore and self.config.random_steps:
-            actions = self._anything(given, view["legal"]).where(self.wild, actions)
+            actions = self._anything(given, view["legal"]).where(self.warmup, actions)
         if self.recurrent:
             after["actor"] = state
             if explore:
                 after["critic"] = {k: self._remember(k, frame, x, view) for k, x in before["critic"].items()}
-        return self.parted(actions, at), self.parted(after, at), {g: {} for g in self.groups}
+        return self.split_groups(actions, at), self.split_groups(after, at), {g: {} for g in self.groups}
 
     def _views(self, frame: Frame, at: int) -> dict[str, Any]:
-        views = {k: self.joined(lambda g: getattr(frame[g], k), at) for k in ("acts", "alive", "start", "legal")}  # noqa: B023
-        return {**views, "remembering": self.joined(lambda g: self.remembering(frame[g]), at)}
+        views = {k: self.cat_groups(lambda g: getattr(frame[g], k), at) for k in ("active", "alive", "start", "legal")}  # noqa: B023
+        return {**views, "remembering": self.cat_groups(lambda g: self.remembering(frame[g]), at)}
 
     def _moves(self, who: Tensor) -> Tensor | None:
-        return who if self.recurrent and self.uneven else None
+        return who if self.recurrent and self.has_inactive else None
 
     def _anything(self, noise: Tensor, legal: Tensor | None) -> Tensor:
         u = noise[..., : self.width]
@@ -222,9 +228,9 @@ class ActorCritic(Algorithm, ABC):
         """A critic's memory after what is seen now. Of one that judges for all every agent has a copy, and those who start have
         lost theirs already."""
         judge: Any = self.critics[int(k)]
-        seen, moves = self.sight.seen(frame, view["acts"].dim() - 1), self._moves(view["remembering"])
+        seen, active = self.observations.seen(frame, view["active"].dim() - 1), self._moves(view["remembering"])
         if not self.as_one:
-            return judge.see(seen, state, None, moves)[1]
+            return judge.see(seen, state, None, active)[1]
         who = view["start"].long().argmin(-1)[..., None, None]
         kept = tree_map(lambda x: x.take_along_dim(who, -2).masked_fill(self._begins(view)[..., None], 0), state)
         return tree_map(lambda x: x.expand(*x.shape[:-2], self.n, -1).contiguous(), judge.see(seen, kept)[1])
@@ -240,17 +246,17 @@ class ActorCritic(Algorithm, ABC):
         peers = sum(self.spec[g].n * self.peers[g].noise for g in self.others)
         return steps * rows * (2 * self.n * self.width + each * peers)
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         self.actor_optimiser.rate.fill_(self._rate(now))
         self.critic_optimiser.rate.fill_(self._critic_rate(now))
-        self.wild.fill_(now.step < self.config.random_steps)
+        self.warmup.fill_(now.step < self.config.random_steps)
 
-    def witness(self, batch: Batch) -> None:
-        self.sight.update(batch.frame)
+    def update_statistics(self, batch: Batch) -> None:
+        self.observations.update(batch.frame)
         recall.weigh(self, batch)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        with self.sight.once():
+        with self.observations.once():
             return self._update(batch)
 
     def _update(self, batch: Batch) -> dict[str, Tensor]:
@@ -268,7 +274,7 @@ class ActorCritic(Algorithm, ABC):
         rates = {"actor": self.actor_optimiser.rate, "critic": self.critic_optimiser.rate}
         return {**told, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
 
-    def look(self) -> int:
+    def variant(self) -> int:
         if self.config.delay == 1 or self.target.updates.is_cuda:
             return 0
         self.due = bool((self.target.updates + 1) % self.config.delay == 0)
@@ -290,8 +296,8 @@ class ActorCritic(Algorithm, ABC):
         self, batch: Batch, later: Batch, said: dict[str, Tensor], target: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:
         """The critics' step."""
-        c, beside = self.config, self._beside(self.joined(said.__getitem__, 2), said, each=False)
-        actions = self.joined(lambda g: self.taken(later, g), 2)
+        c, beside = self.config, self._beside(self.cat_groups(said.__getitem__, 2), said, each=False)
+        actions = self.cat_groups(lambda g: self.taken(later, g), 2)
         each = []
         for k, judge in enumerate(self.critics):
             q = judge(self._features(judge, k, batch), beside)
@@ -322,10 +328,10 @@ class ActorCritic(Algorithm, ABC):
         params, mask = self._params(self.actor, batch), self.mask(later)
 
         def worth(action: Tensor) -> Tensor:
-            mine = self._all_said(later.frame, self.parted(action, 2))
+            mine = self._all_said(later.frame, self.split_groups(action, 2))
             taken = tree_map(torch.detach, mine) if now else {}
             at_once = self.as_one and now  # the slope along all actions is that along each, the others' held: one pass does
-            own = self.joined(mine.__getitem__, 2) if at_once else action
+            own = self.cat_groups(mine.__getitem__, 2) if at_once else action
             beside = self._beside(own, {**said, **ask, **taken}, each=not at_once)
             q = stacked([judge(f, beside) for f, judge in zip(features, critics, strict=True)])
             q = q if self.lists else q.squeeze(-1)
@@ -374,19 +380,19 @@ class ActorCritic(Algorithm, ABC):
         view = self._views(frame, 2)
         params = self._params(self.next_actor, batch, not now)
         action, told = self.next_action(params, view["legal"], noise["following"][self.burn_in :])
-        said = self._all_said(frame, self.parted(action, 2))
+        said = self._all_said(frame, self.split_groups(action, 2))
         for g in self.others:
             did = values.as_vector(later.actions[g], self.spec[g].action)
             said[g] = self._said(frame, g, did) if now else self._asked(batch, later, g, noise["next"], False)
         # one's own next action counts, whoever is gone; but that the dead do nothing where they are valued
-        own = self.joined(said.__getitem__, 2) if self.as_one or self.outlives else action
+        own = self.cat_groups(said.__getitem__, 2) if self.as_one or self.returns_after_death else action
         beside, targets = self._beside(own, said, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [judge(self._features(judge, k, batch, not now), beside) for k, judge in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
         there = None
-        if self.uneven:
-            ended = self.joined(lambda g: later.pays[g].terminated, 2)
-            there = view["acts"] if now else view["acts"] & ~ended
+        if self.has_inactive:
+            ended = self.cat_groups(lambda g: later.results[g].terminated, 2)
+            there = view["active"] if now else view["active"] & ~ended
         return self.next_value(lowest if self.lists else lowest[..., 0], told, there)
 
     @property
@@ -402,7 +408,7 @@ class ActorCritic(Algorithm, ABC):
 
     def _said(self, frame: Frame, g: str, action: Tensor) -> Tensor:
         """Actions as critics are told: nothing of those who do not act."""
-        return action * frame[g].acts[..., None] if self.spec.turns or self.spec[g].mortal else action
+        return action * frame[g].active[..., None] if self.spec.turns or self.spec[g].mortal else action
 
     def _all_said(self, frame: Frame, actions: dict[str, Tensor]) -> dict[str, Tensor]:
         return {g: self._said(frame, g, x) for g, x in actions.items()}
@@ -415,7 +421,7 @@ class ActorCritic(Algorithm, ABC):
         rest = self._end_to_end(said)
         if self.lists:
             return torch.where(self.own, 0, rest)
-        mine = self.parted(own, own.dim() - 2)
+        mine = self.split_groups(own, own.dim() - 2)
         same = all(said[g] is x for g, x in mine.items())
         every = rest if same else self._end_to_end({**said, **mine})
         if self.as_one and not each:
@@ -429,11 +435,11 @@ class ActorCritic(Algorithm, ABC):
 
     def _params(self, actor: Net, batch: Batch, following: bool = False) -> Tensor:
         """What an actor puts out after the burn-in, or in the moments that follow."""
-        return self._look(actor, batch, lambda frame: self.sight.obs(frame, 2), "actor", following)
+        return self._look(actor, batch, lambda frame: self.observations.obs(frame, 2), "actor", following)
 
     def _features(self, judge: Any, k: int, batch: Batch, following: bool = False) -> Tensor:
         """What a critic makes of what it sees after the burn-in, or in the moments that follow."""
-        return self._look(judge.see, batch, self.sight.seen, str(k), following)
+        return self._look(judge.see, batch, self.observations.seen, str(k), following)
 
     def _look(self, net: Callable[..., Any], batch: Batch, see: Callable[[Frame], Any], whose: str, following: bool) -> Tensor:
         """What a net says; with memory from that held before the batch, and of what follows a step from that after each."""
@@ -446,26 +452,26 @@ class ActorCritic(Algorithm, ABC):
             view = self._views(frame, 2)
             if self.as_one and not actor:
                 return self._begins(view), None
-            return view["start"], self._moves(view["remembering"] if frame is batch.frame else view["acts"] | ~view["alive"])
+            return view["start"], self._moves(view["remembering"] if frame is batch.frame else view["active"] | ~view["alive"])
 
-        state = self.joined(lambda g: batch.memory[g]["actor"] if actor else batch.memory[g]["critic"][whose], 1)
+        state = self.cat_groups(lambda g: batch.memory[g]["actor"] if actor else batch.memory[g]["critic"][whose], 1)
         state = tree_map(lambda x: x[..., :1, :], state) if self.as_one and not actor else state
         out, after = recall.unrolled(net, self.burn_in, see(batch.frame), state, *moment(batch.frame))
         if not following:
             return out
-        start, moves = moment(after_all)
+        start, active = moment(after_all)
         after = tree_map(torch.detach, after)
-        return net(see(after_all), where_rows(start, tree_map(torch.zeros_like, after), after), None, moves)[0]
+        return net(see(after_all), where_rows(start, tree_map(torch.zeros_like, after), after), None, active)[0]
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory, beside what the others would do."""
         said = {}
         for g in self.around:
-            rows = frame[g].acts.shape[1]
-            actions = self.peers[g].act(frame, self.peers[g].memory(rows, frame[g].acts.device), None, False)[0][g]
+            rows = frame[g].active.shape[1]
+            actions = self.peers[g].act(frame, self.peers[g].memory(rows, frame[g].active.device), None, False)[0][g]
             said[g] = self._said(frame, g, values.as_vector(actions, self.spec[g].action))
-        beside = self._beside(self.joined(said.__getitem__, 2), said, each=not self.as_one)
+        beside = self._beside(self.cat_groups(said.__getitem__, 2), said, each=not self.as_one)
         judge: Any = self.critics[0]
-        q = judge(judge.see(self.sight.seen(frame))[0], beside)
-        q = values.expected(q, self.joined(said.__getitem__, 2), self.space) if self.lists else q[..., 0]  # type: ignore[arg-type]
+        q = judge(judge.see(self.observations.seen(frame))[0], beside)
+        q = values.expected(q, self.cat_groups(said.__getitem__, 2), self.space) if self.lists else q[..., 0]  # type: ignore[arg-type]
         return q.expand(-1, -1, self.n)

@@ -94,8 +94,10 @@ class Algorithm(nn.Module, ABC):
                 )
         self.space, self.obs = first.action, first.obs
         self.n = sum(spec[g].n for g in groups)
-        self.uneven = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
-        self.outlives = outlives(spec, groups, getattr(config, "after_death", "own"))  # returns go on after an agent's death
+        self.has_inactive = spec.turns or any(spec[g].mortal for g in groups)  # not everybody acts all the time
+        self.returns_after_death = returns_after_death(
+            spec, groups, getattr(config, "after_death", "own")
+        )  # returns go on after an agent's death
 
     @property
     def nets(self) -> dict[str, nn.Module]:
@@ -129,15 +131,15 @@ class Algorithm(nn.Module, ABC):
         """Uniform numbers an update of [steps, rows] takes, in `batch.noise`."""
         return 0
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         """Set what is scheduled."""
         return None
 
-    def look(self) -> int:
+    def variant(self) -> int:
         """Asked before an update where tensors can be looked at: which kind of update it will be, if there are several."""
         return 0
 
-    def witness(self, batch: Batch) -> None:
+    def update_statistics(self, batch: Batch) -> None:
         """What was collected just now, for those who learn from a replay: their statistics move here."""
         return None
 
@@ -147,7 +149,7 @@ class Algorithm(nn.Module, ABC):
     peers: Mapping[str, Algorithm] = {}  # who plays each group of the world, itself among them
 
     @property
-    def asks(self) -> bool:
+    def needs_peers(self) -> bool:
         """Whether its update asks its peers what they would do."""
         return False
 
@@ -159,19 +161,19 @@ class Algorithm(nn.Module, ABC):
         rows, device = batch.over.shape[1], batch.over.device
         memory = {g: batch.memory.get(g, m) for g, m in self.memory(rows, device).items() if g in self.groups}
         if not tree_leaves(memory):
-            chosen = self.would(batch.frame if now else batch.next, memory, noise, not now)[0][group]
+            chosen = self.target_act(batch.frame if now else batch.next, memory, noise, not now)[0][group]
         else:
             steps = []
             for t in range(len(batch.over)):
                 frame, following, u = tree_map(lambda x: x[t], (batch.frame, batch.next, noise))  # noqa: B023
-                actions, memory, _ = self.would(frame, begun(frame, memory), u, not now)
+                actions, memory, _ = self.target_act(frame, begun(frame, memory), u, not now)
                 if not now:
-                    actions, _, _ = self.would(following, begun(following, memory), u, True)
+                    actions, _, _ = self.target_act(following, begun(following, memory), u, True)
                 steps.append(actions[group])
             chosen = torch.stack(steps)
         return as_vector(chosen, self.spec[group].action)
 
-    def would(
+    def target_act(
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
         """As `act`, without exploring; `target`: by target nets, where there are some."""
@@ -179,7 +181,7 @@ class Algorithm(nn.Module, ABC):
 
     # --- several groups as one: agents are a dimension ---
 
-    def joined(self, part: Callable[[str], Any], agents_at: int) -> Any:
+    def cat_groups(self, part: Callable[[str], Any], agents_at: int) -> Any:
         """The groups' tensors (or trees) side by side along the agents' dimension; none where they have none."""
         if len(self.groups) == 1:
             return part(self.groups[0])
@@ -187,7 +189,7 @@ class Algorithm(nn.Module, ABC):
         assert len({p is None for p in parts}) == 1, "groups that are bound together all have masks, or none has"
         return tree_map(lambda *xs: torch.cat(xs, agents_at), *parts)
 
-    def parted(self, x: Any, agents_at: int) -> dict[str, Any]:
+    def split_groups(self, x: Any, agents_at: int) -> dict[str, Any]:
         """The same the other way: a tree of all agents' tensors, a tree for each group."""
         if len(self.groups) == 1:
             return {self.groups[0]: x}
@@ -196,40 +198,43 @@ class Algorithm(nn.Module, ABC):
 
     def mask(self, batch: Batch) -> Tensor | None:
         """[T, B, N] who is in policy losses and statistics; none where everybody always is."""
-        return self.joined(lambda g: batch.frame[g].acts, 2) if self.uneven else None
+        return self.cat_groups(lambda g: batch.frame[g].active, 2) if self.has_inactive else None
 
     # --- where an agent's return ends ---
 
     def ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[T, B, N] who terminated, and whose trace is cut: the episode is over, or the agent is gone from the next frame.
         Where returns go on after death, both are the team's: nobody of it goes on; or nobody is there in the next frame."""
-        if self.outlives:
+        if self.returns_after_death:
             each = {g: self._team_ends(batch, g) for g in self.groups}
-            terminated, cut = (self.joined(lambda g, k=k: each[g][k], 2) for k in (0, 1))  # type: ignore[misc]
+            terminated, cut = (self.cat_groups(lambda g, k=k: each[g][k], 2) for k in (0, 1))  # type: ignore[misc]
         else:
-            terminated = self.joined(lambda g: batch.pays[g].terminated, 2)
+            terminated = self.cat_groups(lambda g: batch.results[g].terminated, 2)
             cut = batch.over[..., None].expand_as(terminated)
-            cut = cut | ~self.joined(lambda g: batch.next[g].alive, 2) if self.uneven else cut
+            cut = cut | ~self.cat_groups(lambda g: batch.next[g].alive, 2) if self.has_inactive else cut
         return terminated if self.config.time_limit else terminated | cut, cut
 
     def earned(self, batch: Batch) -> Tensor:
         """[T, B, N] what was paid. Where returns go on after death the dead earn the mean of what the living of their team are
         paid: a world may pay the living alone, or the dead something that is not theirs."""
-        if not self.outlives:
-            return self.joined(batch.paid.__getitem__, 2)
+        if not self.returns_after_death:
+            return self.cat_groups(batch.learner_reward.__getitem__, 2)
 
         def part(g: str) -> Tensor:
-            alive, paid = self._of_team(g, lambda h: batch.frame[h].alive), self._of_team(g, batch.paid.__getitem__)
-            return batch.paid[g].where(batch.frame[g].alive, losses.masked_mean(paid, alive, (2,)))
+            alive, learner_reward = (
+                self._of_team(g, lambda h: batch.frame[h].alive),
+                self._of_team(g, batch.learner_reward.__getitem__),
+            )
+            return batch.learner_reward[g].where(batch.frame[g].alive, losses.masked_mean(learner_reward, alive, (2,)))
 
-        return self.joined(part, 2)
+        return self.cat_groups(part, 2)
 
     def valued(self, batch: Batch) -> Tensor | None:
         """[T, B, N] whose values are learnt; none where everybody's always are. Where returns go on after death: everybody's
         while somebody of the team is there, of those who have not arrived yet as well; in turn-based worlds in own turns."""
-        if not self.outlives or self.spec.turns:
+        if not self.returns_after_death or self.spec.turns:
             return self.mask(batch)
-        return self.joined(
+        return self.cat_groups(
             lambda g: self._of_team(g, lambda h: batch.frame[h].alive).any(-1, keepdim=True).expand_as(batch.frame[g].alive), 2
         )
 
@@ -245,15 +250,15 @@ class Algorithm(nn.Module, ABC):
             if not isinstance(space, Box):
                 first = first_choice(space, alive.device)
                 legal = alive[..., None] | first if then.legal is None else then.legal.where(alive[..., None], first)
-            views[g] = replace(then, alive=alive, acts=then.acts | last, legal=legal)
+            views[g] = replace(then, alive=alive, active=then.active | last, legal=legal)
         return Frame(views, batch.next.state)
 
     def turn_tp1(self, batch: Batch) -> Tensor:
         """[T, B, N] whose V(next) says something: those to move, and the gone, who left a last observation; where returns go on
         after death these are none but who was cut off with the team."""
-        if self.outlives:
-            return self.joined(lambda g: batch.next[g].acts | self._cut_off(batch, g), 2)
-        return self.joined(lambda g: batch.next[g].acts | ~batch.next[g].alive, 2)
+        if self.returns_after_death:
+            return self.cat_groups(lambda g: batch.next[g].active | self._cut_off(batch, g), 2)
+        return self.cat_groups(lambda g: batch.next[g].active | ~batch.next[g].alive, 2)
 
     def taken(self, batch: Batch, group: str) -> Tensor:
         """[T, B, N] or [T, B, N, D] what a group did; where returns go on after death the dead took their one choice."""
@@ -263,12 +268,12 @@ class Algorithm(nn.Module, ABC):
     def remembering(self, view: View) -> Tensor:
         """[..., N] whose memory goes on: that of those who act. Where values of the dead are learnt, theirs as well, of the
         zeros that they see: one that stood still would make them worth what their last living moment was."""
-        return view.acts | ~view.alive if self.values_dead else view.acts
+        return view.active | ~view.alive if self.values_dead else view.active
 
     @property
     def values_dead(self) -> bool:
         """Whether every agent has a value of its own, which goes on after its death."""
-        return self.outlives and not self.as_one
+        return self.returns_after_death and not self.as_one
 
     def _of_team(self, group: str, part: Callable[[str], Tensor]) -> Tensor:
         """Tensors of all groups of a group's team, whoever plays them, side by side: [T, B, all agents]."""
@@ -285,17 +290,17 @@ class Algorithm(nn.Module, ABC):
     def _cut_off(self, batch: Batch, group: str) -> Tensor:
         """[T, B, N] who is gone because its team's episode was cut off: what it saw last is worth what was to come."""
         lived = batch.frame[group].alive & ~batch.next[group].alive
-        return self._team_ends(batch, group)[1] & lived & ~batch.pays[group].terminated
+        return self._team_ends(batch, group)[1] & lived & ~batch.results[group].terminated
 
 
 def goes_on(batch: Batch, group: str) -> Tensor:
     """[T, B, N] who of a group has a next moment that may be worth something: whoever was or is there and did not terminate,
     and who was born again at once."""
     now, then = batch.frame[group], batch.next[group]
-    return (now.alive | then.alive) & (~batch.pays[group].terminated | then.start)
+    return (now.alive | then.alive) & (~batch.results[group].terminated | then.start)
 
 
-def outlives(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
+def returns_after_death(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
     """Whether an agent's return goes on after its death, until its team's episode ends: where agents can die, teams are more
     than one, and their pay is common."""
     if after_death == "team" and not spec.common:
@@ -462,13 +467,13 @@ class Target(nn.Module):
     def follow(self, stepped: Tensor | None = None) -> None:
         """`stepped`: whether the optimiser took a step, a bool tensor; where not, the clock stands still. None: it did."""
         self.updates += 1 if stepped is None else stepped
-        moves = stepped  # none: always
+        active = stepped  # none: always
         if self.every > 1:
             due = self.updates % self.every == 0
-            moves = due if stepped is None else due & stepped
-        self._flat[0].lerp_(self._ahead[0], self.tau if moves is None else moves * self.tau)
+            active = due if stepped is None else due & stepped
+        self._flat[0].lerp_(self._ahead[0], self.tau if active is None else active * self.tau)
         for mine, theirs in self._pairs:
-            mine.copy_(theirs if moves is None else theirs.where(moves, mine))
+            mine.copy_(theirs if active is None else theirs.where(active, mine))
 
     @torch.no_grad()
     def lag(self) -> Tensor:

@@ -57,10 +57,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos.base import AfterDeath, Algorithm, Optimiser, Replay, Rollout, Target, bounded
-from shoal.algos.sight import Sight, scope_width
+from shoal.algos.observations import Observations, scope_width
 from shoal.buffers.minibatches import spans
 from shoal.nets.encoders import Beside, images_of, vector_width
-from shoal.nets.heads import Actor, Values
+from shoal.nets.heads import Actor, QNetwork
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
@@ -150,8 +150,8 @@ class COMA(Algorithm):
         self.sizes = {g: spec[g].n * sum(self.spaces[g].sizes) for g in groups}  # numbers of a group's actions, one-hot
         self.noise = max(sum(s.sizes) for s in self.spaces.values())
         make = normaliser(c.normaliser)
-        see = partial(Sight, self, "world", "agent", net, c.normalise_obs, make, blank=self.outlives)
-        self.sights = nn.ModuleDict({g: see((g,)) for g in groups})
+        see = partial(Observations, self, "world", "agent", net, c.normalise_obs, make, blank=self.returns_after_death)
+        self.observations = nn.ModuleDict({g: see((g,)) for g in groups})
         self.actors = nn.ModuleDict({g: self._actor(g, generator) for g in groups})
         self.critics = nn.ModuleDict({g: self._critic(g, generator) for g in groups})
         self.value_norm = make() if c.normalise_value else None
@@ -202,13 +202,13 @@ class COMA(Algorithm):
         encoder = Beside(encoder, sum(self.spaces[g].sizes)) if self.config.last_action else encoder
         return Actor(encoder, self.spaces[g], self.spec[g].agents, self.net, generator)
 
-    def _critic(self, g: str, generator: torch.Generator) -> Values:
+    def _critic(self, g: str, generator: torch.Generator) -> QNetwork:
         net = replace(self.net, hidden=self.net.critic_hidden or self.net.hidden)
         width = scope_width(self.spec, (g,), "world") + vector_width(self.spec[g].obs) + 2 * sum(self.sizes.values())
-        return Values(width, self.spaces[g], self.spec[g].agents, net, generator, self.config.dueling)
+        return QNetwork(width, self.spaces[g], self.spec[g].agents, net, generator, self.config.dueling)
 
-    def _sight(self, g: str) -> Sight:
-        return self.sights[g]  # type: ignore[return-value]
+    def _sight(self, g: str) -> Observations:
+        return self.observations[g]  # type: ignore[return-value]
 
     @property
     def nets(self) -> dict[str, nn.Module]:
@@ -233,24 +233,24 @@ class COMA(Algorithm):
             pi, state = self._policy(g, frame, last[g], memory[g].get("actor"), None, self._moves(self.remembering(view)))
             floor = self.epsilon if explore and self.learns else torch.zeros_like(self.epsilon)
             actions[g] = pi.mode() if noise is None else self._draw(g, pi, view.legal, noise[g], floor)
-            said = values.one_hot(actions[g], self.spaces[g]) * view.acts[..., None]
+            said = values.one_hot(actions[g], self.spaces[g]) * view.active[..., None]
             after[g] = {**memory[g], **({"actor": state} if self.recurrent else {}), "last": said}
         if self.recurrent and explore and self.groups == self.bound:  # whoever learns remembers for its critics too
             played = {g: after[g]["last"] for g in self.groups}
             for g in self.groups:
                 seen = self._seen(frame, g, played, last)
-                moves = self._moves(self.remembering(frame[g]))
-                after[g]["critic"] = self.critics[g](seen, memory[g]["critic"], None, moves)[1]
+                active = self._moves(self.remembering(frame[g]))
+                after[g]["critic"] = self.critics[g](seen, memory[g]["critic"], None, active)[1]
         return actions, after, {g: {} for g in self.groups}
 
     def _policy(
-        self, g: str, frame: Frame, last: Tensor, state: Any, start: Tensor | None, moves: Tensor | None
+        self, g: str, frame: Frame, last: Tensor, state: Any, start: Tensor | None, active: Tensor | None
     ) -> tuple[Choice, Any]:
         """An actor's distribution, without the floor, and its memory after."""
         actor: Any = self.actors[g]
-        obs = self._sight(g).obs(frame, frame[g].acts.dim() - 1)
+        obs = self._sight(g).obs(frame, frame[g].active.dim() - 1)
         x = (obs, last) if self.config.last_action else obs
-        pi, _, after = actor.unroll(x, frame[g].legal, state, start, moves)
+        pi, _, after = actor.unroll(x, frame[g].legal, state, start, active)
         return pi, after
 
     def _draw(self, g: str, pi: Choice, legal: Tensor | None, noise: Tensor, floor: Tensor) -> Tensor:
@@ -259,21 +259,21 @@ class COMA(Algorithm):
         return Choice(chance, space.sizes, legal, space.shape == ()).sample(noise[..., : chance.shape[-1]])
 
     def _moves(self, who: Tensor) -> Tensor | None:
-        return who if self.recurrent and self.uneven else None
+        return who if self.recurrent and self.has_inactive else None
 
     # --- learning ---
 
     def draws(self, steps: int, rows: int) -> int:
         return steps * rows * sum(self.sizes.values())
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         c, rate = self.config, self._rate(now)
         self.actor_optimiser.rate.fill_(rate)
         self.critic_optimiser.rate.fill_(rate * (c.lr_critic or c.lr) / c.lr)
         self.entropy_weight.fill_(self._weight(now))
         self.epsilon.fill_(self._epsilon(Now(now.step, c.epsilon_steps, now.updates)))
 
-    def witness(self, batch: Batch) -> None:
+    def update_statistics(self, batch: Batch) -> None:
         self._weigh(batch)
         for g in self.groups:
             self._sight(g).update(batch.frame)
@@ -282,10 +282,10 @@ class COMA(Algorithm):
         """Let the statistics of rewards move."""
         if self.reward_norm is not None:
             for g in self.groups:
-                self.reward_norm.update(batch.paid[g], batch.frame[g].alive if self.uneven else None)
+                self.reward_norm.update(batch.learner_reward[g], batch.frame[g].alive if self.has_inactive else None)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        played = {g: values.one_hot(batch.actions[g], self.spaces[g]) * batch.frame[g].acts[..., None] for g in self.groups}
+        played = {g: values.one_hot(batch.actions[g], self.spaces[g]) * batch.frame[g].active[..., None] for g in self.groups}
         last = {g: self._last(batch, g, played[g]) for g in self.groups}
         policies, after = {}, {}
         for g in self.groups:
@@ -296,7 +296,7 @@ class COMA(Algorithm):
             seen = {g: self._seen(batch.frame, g, played, last) for g in self.groups}
             target, valued = self._targets(batch, seen, played, after), self._valued(batch)
             if self.value_norm is not None:
-                for x, mask in zip(self.parted(target, 2).values(), self.parted(valued, 2).values(), strict=True):
+                for x, mask in zip(self.split_groups(target, 2).values(), self.split_groups(valued, 2).values(), strict=True):
                     self.value_norm.update(x, mask)
                 target = self.value_norm.normalise(target)
         q, told = self._judge(batch, seen, target, valued)
@@ -324,12 +324,12 @@ class COMA(Algorithm):
 
     def _mask(self, batch: Batch, g: str) -> Tensor:
         """[T, B, N] who is in the actors' losses."""
-        acts = batch.frame[g].acts
-        return acts if batch.filled is None else acts & batch.filled[..., None]
+        active = batch.frame[g].active
+        return active if batch.filled is None else active & batch.filled[..., None]
 
     def _valued(self, batch: Batch) -> Tensor:
         """[T, B, N] whose values are learnt, of all groups."""
-        valued = self.joined(lambda g: batch.frame[g].acts, 2) if (known := self.valued(batch)) is None else known
+        valued = self.cat_groups(lambda g: batch.frame[g].active, 2) if (known := self.valued(batch)) is None else known
         return valued if batch.filled is None else valued & batch.filled[..., None]
 
     def _following(
@@ -342,13 +342,13 @@ class COMA(Algorithm):
         seen, own = {}, {}
         ends = cut.clone()
         ends[-1] = True
-        for (g, hot), end, u in zip(played.items(), self.parted(ends, 2).values(), noise, strict=True):
+        for (g, hot), end, u in zip(played.items(), self.split_groups(ends, 2).values(), noise, strict=True):
             view = frame_tp1[g]
             state = where_rows(view.start, tree_map(torch.zeros_like, after[g]), tree_map(torch.detach, after[g]))
-            pi, _ = self._policy(g, frame_tp1, hot, state, None, self._moves(view.acts | ~view.alive))
-            drawn = values.one_hot(self._draw(g, pi, view.legal, u.reshape(hot.shape), self.epsilon), self.spaces[g])
+            pi, _ = self._policy(g, frame_tp1, hot, state, None, self._moves(view.active | ~view.alive))
+            sample = values.one_hot(self._draw(g, pi, view.legal, u.reshape(hot.shape), self.epsilon), self.spaces[g])
             nothing = end | ~view.alive
-            own[g] = torch.where(nothing[..., None], drawn, torch.cat((hot[1:], hot[-1:])))
+            own[g] = torch.where(nothing[..., None], sample, torch.cat((hot[1:], hot[-1:])))
             seen[g] = own[g] * view.alive[..., None]
         return seen, own
 
@@ -369,10 +369,10 @@ class COMA(Algorithm):
             if self.recurrent:
                 _, state = targets[g](seen[g], *self._moment(batch, g, "critic"))
                 state = where_rows(view.start, tree_map(torch.zeros_like, state), state)
-            q, _ = targets[g](self._seen(frame_tp1, g, following, played), state, None, self._moves(view.acts | ~view.alive))
+            q, _ = targets[g](self._seen(frame_tp1, g, following, played), state, None, self._moves(view.active | ~view.alive))
             return self._in_rewards(values.expected(q, own[g], self.spaces[g]))
 
-        value_tp1 = self.joined(next_value, 2)
+        value_tp1 = self.cat_groups(next_value, 2)
         return td_lambda(self._reward(batch), value_tp1, terminated, cut, self.config.gamma, self.config.lam)
 
     def _in_rewards(self, value: Tensor) -> Tensor:
@@ -451,7 +451,7 @@ class COMA(Algorithm):
         before is taken to be the same."""
         last, chance, chosen, parts = {}, {}, {}, []
         for g, space in self.spaces.items():
-            none = torch.zeros(*frame[g].acts.shape, sum(space.sizes), device=frame[g].acts.device)
+            none = torch.zeros(*frame[g].active.shape, sum(space.sizes), device=frame[g].active.device)
             pi, _ = self._policy(g, frame, none, None, None, None)
             chance[g] = floored(pi.probabilities(), self.epsilon, space, frame[g].legal)
             chosen[g] = values.one_hot(pi.mode(), space)

@@ -143,8 +143,8 @@ class DDPG(ActorCritic):
         assert not isinstance(self.space, Box)
         return Choice(params, self.space.sizes, legal, self.space.shape == ())
 
-    def tune(self, now: Now) -> None:
-        super().tune(now)
+    def set_schedules(self, now: Now) -> None:
+        super().set_schedules(now)
         self.epsilon.fill_(self._epsilon(Now(now.step, self.config.noise_steps, now.updates)))
 
     def update(self, batch: Batch) -> dict[str, Tensor]:

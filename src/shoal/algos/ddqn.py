@@ -59,9 +59,9 @@ from torch import Tensor, nn
 
 from shoal.algos import recall
 from shoal.algos.base import Algorithm, Optimiser, Target, bounded
-from shoal.algos.recall import Experience
-from shoal.algos.sight import Sight
-from shoal.nets.heads import Values
+from shoal.algos.observations import Observations
+from shoal.algos.recall import ReplayConfig
+from shoal.nets.heads import QNetwork
 from shoal.nets.layers import NetConfig
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules, values
@@ -76,7 +76,7 @@ class DDQN(Algorithm):
     takes = ("discrete", "multi-discrete")
 
     @dataclass(frozen=True)
-    class Config(Experience):
+    class Config(ReplayConfig):
         double: bool = True  # the net chooses the next action, the target scores it; false: the target's maximum
         dueling: bool = False  # value and advantages apart
         noisy: bool = False  # learnt noise in the output's weights; give it --algo.epsilon 0
@@ -113,8 +113,8 @@ class DDQN(Algorithm):
         self.feed = recall.feed(c, self.chunk, self.burn_in)
         self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
         make = normaliser(c.normaliser)
-        see = partial(Sight, self, "own", "state", net, c.normalise_obs, make, blank=self.values_dead)
-        self.sights = nn.ModuleDict({g: see((g,)) for g in groups})
+        see = partial(Observations, self, "own", "state", net, c.normalise_obs, make, blank=self.values_dead)
+        self.observations = nn.ModuleDict({g: see((g,)) for g in groups})
         self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
         self.reward_norm = Running() if c.normalise_reward else None
@@ -129,14 +129,16 @@ class DDQN(Algorithm):
         self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip)
         self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
 
-    def _values(self, group: str, generator: torch.Generator) -> Values:
-        c, sight = self.config, self._sight(group)
-        return Values(sight.encoder(generator), self.spaces[group], sight.agents, self.net, generator, c.dueling, c.noisy)
+    def _values(self, group: str, generator: torch.Generator) -> QNetwork:
+        c, observations = self.config, self._sight(group)
+        return QNetwork(
+            observations.encoder(generator), self.spaces[group], observations.agents, self.net, generator, c.dueling, c.noisy
+        )
 
-    def _sight(self, group: str) -> Sight:
-        return self.sights[group]  # type: ignore[return-value]
+    def _sight(self, group: str) -> Observations:
+        return self.observations[group]  # type: ignore[return-value]
 
-    def _net(self, group: str, target: bool = False) -> Values:
+    def _net(self, group: str, target: bool = False) -> QNetwork:
         copied: Any = self.target.module if target else {"agents": self.online}
         return copied["agents"][group]
 
@@ -163,7 +165,7 @@ class DDQN(Algorithm):
             view, space = frame[g], self.spaces[g]
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
-            obs = self._sight(g).obs(frame, view.acts.dim() - 1)
+            obs = self._sight(g).obs(frame, view.active.dim() - 1)
             q, state = self._net(g)(obs, memory[g], None, self._moves(self.remembering(view)), weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
             if u is None:
@@ -172,13 +174,13 @@ class DDQN(Algorithm):
             if keep:
                 before = memory[g]["random"]
                 actions[g], now = epsilon_keeping(actions[g], u, self.epsilon, keep, before, space, view.legal)
-                after[g]["random"] = now.where(view.acts[..., None], before)  # whoever waits for its turn goes on later
+                after[g]["random"] = now.where(view.active[..., None], before)  # whoever waits for its turn goes on later
             else:
                 actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
         return actions, after, {g: {} for g in self.groups}
 
     def _moves(self, who: Tensor) -> Tensor | None:
-        return who if self.recurrent and self.uneven else None
+        return who if self.recurrent and self.has_inactive else None
 
     # --- learning ---
 
@@ -194,11 +196,11 @@ class DDQN(Algorithm):
     def draws(self, steps: int, rows: int) -> int:
         return 3 * sum(self.noisy_draws.values())
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         self.optimiser.rate.fill_(self._rate(now))
         self.epsilon.fill_(self._epsilon(Now(now.step, self.config.epsilon_steps, now.updates)))
 
-    def witness(self, batch: Batch) -> None:
+    def update_statistics(self, batch: Batch) -> None:
         for g in self.groups:
             self._sight(g).update(batch.frame)
         recall.weigh(self, batch)
@@ -207,11 +209,11 @@ class DDQN(Algorithm):
         c, weight = self.config, batch.weight
         later = recall.later(batch, self.burn_in)
         looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
-        q_t, q_tp1 = (torch.cat([look[k] for look in looks], 2) for k in (0, 1))
-        value_t = torch.cat([look[2] for look in looks], 2) if self.spec.turns else None
-        acts = self.mask(later)
-        goes_on = recall.goes_on(self, later) if self.uneven else None
-        q_t = self.joint(q_t, acts, later.frame, target=False)
+        q_t, q_tp1 = (torch.cat([variant[k] for variant in looks], 2) for k in (0, 1))
+        value_t = torch.cat([variant[2] for variant in looks], 2) if self.spec.turns else None
+        active = self.mask(later)
+        goes_on = recall.goes_on(self, later) if self.has_inactive else None
+        q_t = self.joint(q_t, active, later.frame, target=False)
         with torch.no_grad():
             q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
             target, mask = recall.targets(self, later, recall.reward(self, later), q_tp1, value_t)
@@ -259,19 +261,19 @@ class DDQN(Algorithm):
             if self.recurrent:
                 states = tree_map(torch.detach, (after, after_target))
                 after, after_target = where_rows(view.start, tree_map(torch.zeros_like, states), states)
-            obs, moves = self._sight(g).obs(following, 2), self._moves(view.acts | ~view.alive)
-            scorer, _ = target(obs, after_target, None, moves, noise[2])
-            chooser = net(obs, after, None, moves, noise[1])[0] if self.config.double else scorer
+            obs, active = self._sight(g).obs(following, 2), self._moves(view.active | ~view.alive)
+            scorer, _ = target(obs, after_target, None, active, noise[2])
+            chooser = net(obs, after, None, active, noise[1])[0] if self.config.double else scorer
             q_tp1 = values.double_q(chooser, scorer, space, view.legal)
         return values.taken(q_t, self.taken(later, g), space), q_tp1, value_t
 
-    def _unroll(self, net: Values, batch: Batch, g: str, noise: Tensor | None) -> tuple[Tensor, Any]:
+    def _unroll(self, net: QNetwork, batch: Batch, g: str, noise: Tensor | None) -> tuple[Tensor, Any]:
         """Values after the burn-in, and the memory after each step."""
         obs, view = self._sight(g).obs(batch.frame, 2), batch.frame[g]
         if not self.recurrent:
             return net(obs, noise=noise)
-        look = partial(net, noise=noise)
-        return recall.unrolled(look, self.burn_in, obs, batch.memory[g], view.start, self._moves(self.remembering(view)))
+        variant = partial(net, noise=noise)
+        return recall.unrolled(variant, self.burn_in, obs, batch.memory[g], view.start, self._moves(self.remembering(view)))
 
     def values(self, frame: Frame) -> Tensor:
         """What a batch's moments are worth, [T, B, N], to nets without memory."""

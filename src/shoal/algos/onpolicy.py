@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import AfterDeath, Algorithm, Optimiser, Rollout, bounded
-from shoal.algos.sight import Given, Scope, Sight
+from shoal.algos.observations import Given, Observations, Scope
 from shoal.buffers.minibatches import minibatches, spans
 from shoal.nets.heads import Actor
 from shoal.nets.layers import NetConfig
@@ -107,7 +107,7 @@ class OnPolicy(Algorithm, ABC):
     measures_kl: ClassVar[bool] = False  # `policy_loss` tells how far the policy moved
 
     entropy_weight: Tensor
-    wild: Tensor
+    warmup: Tensor
     learning: Tensor
 
     def __init__(
@@ -128,16 +128,20 @@ class OnPolicy(Algorithm, ABC):
         self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
         self.slices = min(c.critic_slices, self.steps)
         make_norm = normaliser(c.normaliser)
-        self.sight = Sight(self, c.critic, c.critic_input, net, c.normalise_obs, make_norm, blank=self.outlives)
+        self.observations = Observations(
+            self, c.critic, c.critic_input, net, c.normalise_obs, make_norm, blank=self.returns_after_death
+        )
         self.recurrent = net.memory != "none"
         self.shared = net.trunk == "shared"
-        if self.shared and (self.sight.central or self.slices or net.critic_hidden or c.lr_critic):
+        if self.shared and (self.observations.central or self.slices or net.critic_hidden or c.lr_critic):
             raise UserError(
                 "--net.trunk shared is one net for actor and critic: it takes --algo.critic own, and no --algo.critic-slices, "
                 "--net.critic-hidden or --algo.lr-critic."
             )
-        self.actor = Actor(self.sight.encoder(generator), self.space, self.sight.agents, net, generator, c.squash, c.log_std)
-        self.critic = None if self.shared else self.sight.critic(generator)
+        self.actor = Actor(
+            self.observations.encoder(generator), self.space, self.observations.agents, net, generator, c.squash, c.log_std
+        )
+        self.critic = None if self.shared else self.observations.critic(generator)
         self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None
         self.value_norm = make_norm() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
@@ -150,7 +154,7 @@ class OnPolicy(Algorithm, ABC):
         self._rate = schedules.make(shape, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
         self._weight = schedules.make(c.entropy_schedule, c.entropy, c.entropy * c.entropy_last, "--algo.entropy-schedule")
         self.register_buffer("entropy_weight", torch.tensor(c.entropy))
-        self.register_buffer("wild", torch.tensor(c.random_steps > 0))  # act at random
+        self.register_buffer("warmup", torch.tensor(c.random_steps > 0))  # act at random
         self.register_buffer("learning", torch.tensor(c.learning_starts == 0))
         self.to(device)
         self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip)
@@ -182,33 +186,33 @@ class OnPolicy(Algorithm, ABC):
         whole: dict[str, Any] = {k: m.zero(rows, device) for k, m in parts.items() if m is not None}
         if self.config.noise_keep:
             whole["noise"] = torch.zeros(rows, self.n, self.noise, device=device)
-        return self.parted(whole, 1)
+        return self.split_groups(whole, 1)
 
     def act(
         self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
-        at = frame[self.groups[0]].acts.dim() - 1
-        legal = self.joined(lambda g: frame[g].legal, at)
-        before = self.joined(memory.__getitem__, at)
-        obs, moves = self.sight.obs(frame, at), self._moves(frame, at)
-        pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, moves)
+        at = frame[self.groups[0]].active.dim() - 1
+        legal = self.cat_groups(lambda g: frame[g].legal, at)
+        before = self.cat_groups(memory.__getitem__, at)
+        obs, active = self.observations.obs(frame, at), self._moves(frame, at)
+        pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, active)
         states: dict[str, Any] = {**before, "actor": after} if self.recurrent else dict(before)
         if self.recurrent and explore and self.critic is not None:
-            seen = self.sight.seen(frame, at) if self.sight.central else obs
-            states["critic"] = self.critic.value(seen, before["critic"], None, moves)[1]
-        given = None if noise is None else self.joined(noise.__getitem__, at)
+            seen = self.observations.seen(frame, at) if self.observations.central else obs
+            states["critic"] = self.critic.value(seen, before["critic"], None, active)[1]
+        given = None if noise is None else self.cat_groups(noise.__getitem__, at)
         if given is not None and self.config.noise_keep:
-            start = self.joined(lambda g: frame[g].start, at)
+            start = self.cat_groups(lambda g: frame[g].start, at)
             given, states["noise"] = correlated(given, before["noise"], start, self.config.noise_keep)
-        memory = self.parted(states, at) if states else memory
+        memory = self.split_groups(states, at) if states else memory
         if given is None:
-            return self.parted(pi.mode(), at), memory, {g: {} for g in self.groups}
+            return self.split_groups(pi.mode(), at), memory, {g: {} for g in self.groups}
         actions, log_prob = pi.draw(given)
         if explore and self.learns and self.config.random_steps:
             any_action, any_log_prob = self._anything(given, legal)
-            actions, log_prob = any_action.where(self.wild, actions), any_log_prob.where(self.wild, log_prob)
-        extras = {g: {"log_prob": x} for g, x in self.parted(log_prob, at).items()}
-        return self.parted(actions, at), memory, extras
+            actions, log_prob = any_action.where(self.warmup, actions), any_log_prob.where(self.warmup, log_prob)
+        extras = {g: {"log_prob": x} for g, x in self.split_groups(log_prob, at).items()}
+        return self.split_groups(actions, at), memory, extras
 
     def _anything(self, noise: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Any action, each as likely, and its log-probability."""
@@ -218,7 +222,9 @@ class OnPolicy(Algorithm, ABC):
 
     def _moves(self, frame: Frame, agents_at: int) -> Tensor | None:
         """[..., N] whose memory goes on; none where everybody's always does, or nobody has one."""
-        return self.joined(lambda g: self.remembering(frame[g]), agents_at) if self.recurrent and self.uneven else None
+        return (
+            self.cat_groups(lambda g: self.remembering(frame[g]), agents_at) if self.recurrent and self.has_inactive else None
+        )
 
     # --- learning ---
 
@@ -229,12 +235,12 @@ class OnPolicy(Algorithm, ABC):
     def draws(self, steps: int, rows: int) -> int:
         return 0 if self.minibatches == 1 else self.epochs * (steps // self.chunk) * rows
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         c = self.config
         if self.lr_kl is None:
             self._set_rate(self._rate(now))
         self.entropy_weight.fill_(self._weight(now))
-        self.wild.fill_(now.step < c.random_steps)
+        self.warmup.fill_(now.step < c.random_steps)
         self.learning.fill_(now.step >= c.learning_starts)
 
     def _set_rate(self, rate: float | Tensor) -> None:
@@ -247,7 +253,7 @@ class OnPolicy(Algorithm, ABC):
         with torch.no_grad():
             self._as_in(acting=True)
             data = self._data(batch)
-            known = self._unroll(data, self.joined(batch.memory.__getitem__, 1))
+            known = self._unroll(data, self.cat_groups(batch.memory.__getitem__, 1))
             data["value"] = known[0]  # in the normaliser's units of now, in which the critic goes on speaking
             told = self._judge(batch, data, known)
             orders = self._orders(batch)
@@ -269,10 +275,10 @@ class OnPolicy(Algorithm, ABC):
             if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved
                 kl = torch.stack([s["kl"] for s in steps[began:]]).mean()
                 rate, mask = self.actor_optimiser.rate, data.get("mask")
-                moved = self.learning & ~self.wild & (True if mask is None else mask.any())  # by steps, and from itself
+                moved = self.learning & ~self.warmup & (True if mask is None else mask.any())  # by steps, and from itself
                 self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moved, rate))
         self._follow()
-        self.sight.update(batch.frame)  # after the update, so that its ratios began at one
+        self.observations.update(batch.frame)  # after the update, so that its ratios began at one
         metrics = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
         return {**metrics, **told, "learning_rate": self.actor_optimiser.rate.clone()}
 
@@ -281,18 +287,18 @@ class OnPolicy(Algorithm, ABC):
     def _data(self, batch: Batch) -> Data:
         """What a step down needs, [T, B, N, ...]; entries that are none are left out."""
         mask, unsettled = self.mask(batch), self._unsettled(batch)
-        sight, central = self.sight, self.sight.central
+        observations, central = self.observations, self.observations.central
         data = {
-            "obs": sight.obs(batch.frame, 2),
-            "seen": sight.seen(batch.frame) if central else None,  # else the same as obs
-            "action": self.joined(lambda g: batch.actions[g], 2),
-            "log_prob": self.joined(lambda g: batch.extras[g]["log_prob"].detach(), 2),
-            "legal": self.joined(lambda g: batch.frame[g].legal, 2),
+            "obs": observations.obs(batch.frame, 2),
+            "seen": observations.seen(batch.frame) if central else None,  # else the same as obs
+            "action": self.cat_groups(lambda g: batch.actions[g], 2),
+            "log_prob": self.cat_groups(lambda g: batch.extras[g]["log_prob"].detach(), 2),
+            "legal": self.cat_groups(lambda g: batch.frame[g].legal, 2),
             "mask": mask if mask is None or unsettled is None else mask & ~unsettled,
-            "valued": self.valued(batch) if self.outlives and not self.spec.turns else None,  # else the same as mask
+            "valued": self.valued(batch) if self.returns_after_death and not self.spec.turns else None,  # else the same as mask
         }
         if self.recurrent:
-            data["start"] = self.joined(lambda g: batch.frame[g].start, 2)
+            data["start"] = self.cat_groups(lambda g: batch.frame[g].start, 2)
             data["moves"] = self._moves(batch.frame, 2)
         return {k: x for k, x in data.items() if x is not None}
 
@@ -317,7 +323,7 @@ class OnPolicy(Algorithm, ABC):
         return "actor" if self.critic is None else "critic"
 
     def _seen(self, data: Data) -> Any:
-        return data["seen"] if self.sight.central else data["obs"]
+        return data["seen"] if self.observations.central else data["obs"]
 
     @torch.no_grad()
     def _judge(self, batch: Batch, data: Data, known: tuple[Tensor, Any] | None = None) -> dict[str, Tensor]:
@@ -329,9 +335,9 @@ class OnPolicy(Algorithm, ABC):
             before = tree_map(_first, data.get("memory", {}).get(self._judging_name))
             known = self._values(critic, self._seen(data), before, data.get("start"), data.get("moves"))
         value, after = known
-        after = where_rows(self.joined(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
+        after = where_rows(self.cat_groups(lambda g: batch.next[g].start, 2), tree_map(torch.zeros_like, after), after)
         following = self.next_frame(batch)
-        value_tp1, _ = self._values(critic, self.sight.seen(following), after, None, self._last_seen(following))
+        value_tp1, _ = self._values(critic, self.observations.seen(following), after, None, self._last_seen(following))
         value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
         advantage = self._advantage(batch, value, value_tp1, first)
         target = advantage + value
@@ -349,12 +355,14 @@ class OnPolicy(Algorithm, ABC):
         reward = reward if c.reward_scale == 1 else reward * c.reward_scale
         if self.reward_norm is not None:
             if first:
-                there = self.joined(lambda g: batch.frame[g].alive, 2) if self.uneven else None  # pay may come out of turn
+                there = (
+                    self.cat_groups(lambda g: batch.frame[g].alive, 2) if self.has_inactive else None
+                )  # pay may come out of turn
                 self.reward_norm.update(reward, there)
             reward = self.reward_norm.divide(reward)
         terminated, cut = self.ends(batch)
-        acts = self.joined(lambda g: batch.frame[g].acts, 2) if self.spec.turns else None
-        return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, acts, self._unsettled(batch), self.fused)
+        active = self.cat_groups(lambda g: batch.frame[g].active, 2) if self.spec.turns else None
+        return gae(reward, value, value_tp1, terminated, cut, c.gamma, c.lam, active, self._unsettled(batch), self.fused)
 
     def _scaled(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
         scope = self.config.advantage_scope
@@ -367,23 +375,23 @@ class OnPolicy(Algorithm, ABC):
         if not self.spec.turns:
             return None
         terminated, cut = self.ends(batch)
-        acts = self.joined(lambda g: batch.frame[g].acts, 2)
-        return unsettled_turns(terminated, terminated | cut, acts, self.turn_tp1(batch))
+        active = self.cat_groups(lambda g: batch.frame[g].active, 2)
+        return unsettled_turns(terminated, terminated | cut, active, self.turn_tp1(batch))
 
     def _last_seen(self, following: Frame) -> Tensor | None:
         """[T, B, N] whose memory goes on in the next frames: that of those to move, and of the gone. None: everybody's."""
-        return self.joined(lambda g: following[g].acts | ~following[g].alive, 2) if self.uneven else None
+        return self.cat_groups(lambda g: following[g].active | ~following[g].alive, 2) if self.has_inactive else None
 
     def values(self, frame: Frame) -> Tensor:
         """V of a batch's frames in the units of the rewards that are learnt from, [T, B, N], of a critic without memory."""
-        return self._denormalised(self._values(self._judging, self.sight.seen(frame))[0])
+        return self._denormalised(self._values(self._judging, self.observations.seen(frame))[0])
 
     def _values(
-        self, critic: Any, seen: Any, memory: Any = None, start: Tensor | None = None, moves: Tensor | None = None
+        self, critic: Any, seen: Any, memory: Any = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """What the critic says of [T, B, ...], in slabs of bounded size where it has no memory; and its memory after each."""
         if self.recurrent:
-            return critic.value(seen, memory, start, moves)
+            return critic.value(seen, memory, start, active)
         steps, rows = tree_leaves(seen)[0].shape[:2]
         each = max(1, SLAB // rows)
         slabs = [tree_map(lambda x, t=t: x[t : t + each], seen) for t in range(0, steps, each)]
@@ -422,7 +430,7 @@ class OnPolicy(Algorithm, ABC):
         value_count, valued = _counted(log_prob, _valued(data))
         if self.kl_stop is not None:
             assert going is not None
-            going = going & (self.wild | (metrics["kl"] <= self.kl_stop))  # how far it is from random actions is no matter
+            going = going & (self.warmup | (metrics["kl"] <= self.kl_stop))  # how far it is from random actions is no matter
             metrics["kept"] = going.float()
         if self.critic is None:
             value_loss, mean = self._value_loss(value, data)  # type: ignore[arg-type]

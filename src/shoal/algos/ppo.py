@@ -7,7 +7,7 @@ Every `rollout` steps the policy is moved for some epochs on what just happened,
 with A from generalised advantage estimation, and the critic towards A + V. Old log-probabilities come from the rollout and
 stay fixed. The names differ in what the critic sees: `ppo` and `ippo` an agent's own observation, `mappo` the whole world. A
 central critic reads its input once and has a head for each agent, so that agents may be paid differently. How an update
-goes, and what memory and chunks are, is in `algos/onpolicy.py`; what nets see in `algos/sight.py`; nets in `nets/`.
+goes, and what memory and chunks are, is in `algos/onpolicy.py`; what nets see in `algos/observations.py`; nets in `nets/`.
 
 Knobs, and what they do
 
@@ -116,10 +116,10 @@ class PPO(OnPolicy):
         self.epochs, self.minibatches, self.value_clip = c.epochs, c.minibatches, c.value_clip
         self.kl_stop, self.advantage_every = c.kl_stop, c.advantage_every
         self._clip = schedules.make(c.clip_schedule, c.clip, c.clip * c.clip_last, "--algo.clip-schedule")
-        self.register_buffer("clip", torch.tensor(c.clip, device=self.wild.device))
+        self.register_buffer("clip", torch.tensor(c.clip, device=self.warmup.device))
 
-    def tune(self, now: Now) -> None:
-        super().tune(now)
+    def set_schedules(self, now: Now) -> None:
+        super().set_schedules(now)
         self.clip.fill_(self._clip(now))
 
     def policy_loss(self, log_prob: Tensor, entropy: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:

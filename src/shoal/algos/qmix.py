@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shoal.algos.base import bounded
 from shoal.algos.ddqn import DDQN
-from shoal.algos.sight import Sight, scope_width
+from shoal.algos.observations import Observations, scope_width
 from shoal.nets.mixer import Monotone
 from shoal.nets.norm import normaliser
 from shoal.spec import Batch, Frame, UserError
@@ -51,7 +51,7 @@ class QMIX(DDQN):
     def make_mixer(self, generator: torch.Generator) -> nn.Module:
         c = self.config
         net = replace(self.net, attention="none")
-        self.whole = Sight(self, "world", "state", net, c.normalise_obs, normaliser(c.normaliser), (self.groups[0],))
+        self.whole = Observations(self, "world", "state", net, c.normalise_obs, normaliser(c.normaliser), (self.groups[0],))
         if self.whole.whole:
             raise UserError("QMIX mixes by a state of numbers, and this world has pictures and no state of its own: take vdn.")
         width = scope_width(self.spec, self.groups, "world")
@@ -62,6 +62,6 @@ class QMIX(DDQN):
         nets: Any = self.target.module if target else {"mixer": self.mixer}
         return nets["mixer"](q, self.whole.seen(frame))
 
-    def witness(self, batch: Batch) -> None:
-        super().witness(batch)
+    def update_statistics(self, batch: Batch) -> None:
+        super().update_statistics(batch)
         self.whole.update(batch.frame)

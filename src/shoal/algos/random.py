@@ -27,8 +27,8 @@ class Random(Algorithm):
         actions = {}
         for g in self.groups:
             view, space = frame[g], self.spec[g].action
-            shape = (*view.acts.shape, self.noise)
-            u = torch.full(shape, 0.5, device=view.acts.device) if noise is None else noise[g]
+            shape = (*view.active.shape, self.noise)
+            u = torch.full(shape, 0.5, device=view.active.device) if noise is None else noise[g]
             if isinstance(space, Box):
                 actions[g] = u * 2 - 1
             else:

@@ -21,7 +21,7 @@ from shoal.spec import Batch, UserError, tree_map
 
 
 @dataclass(frozen=True)
-class Experience:
+class ReplayConfig:
     """Settings of all who learn from a replay."""
 
     rollout: int = 4  # steps of every row between updates
@@ -81,7 +81,7 @@ def feed(config: Any, chunk: int, burn_in: int) -> Replay:
 
 def later(batch: Batch, burn_in: int) -> Batch:
     """What of a batch goes by steps, after the burn-in."""
-    whole = Batch(batch.frame, batch.next, batch.actions, batch.pays, batch.over, {}, {}, batch.paid)
+    whole = Batch(batch.frame, batch.next, batch.actions, batch.results, batch.over, {}, {}, batch.learner_reward)
     return tree_map(lambda x: x[burn_in:], whole) if burn_in else whole
 
 
@@ -99,19 +99,19 @@ def unrolled(net: Callable[..., tuple[Any, Any]], burn_in: int, x: Any, state: A
 def weigh(owner: Any, batch: Batch) -> None:
     """Let the statistics of rewards move by what was collected."""
     if owner.reward_norm is not None:
-        there = owner.joined(lambda g: batch.frame[g].alive, 2) if owner.uneven else None
-        owner.reward_norm.update(owner.joined(batch.paid.__getitem__, 2), there)
+        there = owner.cat_groups(lambda g: batch.frame[g].alive, 2) if owner.has_inactive else None
+        owner.reward_norm.update(owner.cat_groups(batch.learner_reward.__getitem__, 2), there)
 
 
 def reward(owner: Any, batch: Batch) -> Tensor:
     """[T, B, N] what is learnt from of what was paid."""
-    paid = owner.earned(batch) * owner.config.reward_scale
-    return paid if owner.reward_norm is None else owner.reward_norm.divide(paid)
+    learner_reward = owner.earned(batch) * owner.config.reward_scale
+    return learner_reward if owner.reward_norm is None else owner.reward_norm.divide(learner_reward)
 
 
 def goes_on(owner: Algorithm, batch: Batch) -> Tensor:
     """[T, B, N] who has a next moment that may be worth something."""
-    return owner.joined(lambda g: base.goes_on(batch, g), 2)
+    return owner.cat_groups(lambda g: base.goes_on(batch, g), 2)
 
 
 def targets(
@@ -122,7 +122,7 @@ def targets(
     c, mask = owner.config, owner.valued(batch)
     terminated, cut = owner.ends(batch)
     if owner.as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
-        there = owner.joined(lambda g: batch.frame[g].alive, 2) if owner.uneven else None
+        there = owner.cat_groups(lambda g: batch.frame[g].alive, 2) if owner.has_inactive else None
         there = None if there is None else there | ~there.any(-1, keepdim=True)  # of those who are all gone: as the team is
         reward = losses.masked_mean(reward, there, (2,))
         terminated, cut = terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True)

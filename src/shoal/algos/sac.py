@@ -102,7 +102,9 @@ class SAC(ActorCritic):
 
     def make_actor(self, generator: torch.Generator) -> Net:
         wide = self.width * (2 if isinstance(self.space, Box) else 1)  # means and deviations
-        return Net(self.sight.encoder(generator), wide, self.sight.agents, self.net, generator, self.net.gain_actor)
+        return Net(
+            self.observations.encoder(generator), wide, self.observations.agents, self.net, generator, self.net.gain_actor
+        )
 
     @property
     def alpha(self) -> Tensor:
@@ -133,7 +135,7 @@ class SAC(ActorCritic):
     def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
         if isinstance(self.space, Box):
             bonus = -self.alpha * told
-            if there is not None and (self.as_one or self.outlives):
+            if there is not None and (self.as_one or self.returns_after_death):
                 bonus = torch.where(there, bonus, 0)
             return q + (bonus.sum(-1, keepdim=True) if self.as_one else bonus)
         chance, entropy = told
@@ -146,8 +148,8 @@ class SAC(ActorCritic):
         if isinstance(self.space, Box):
             action, log_prob = pi.path(noise)
             return self.alpha * log_prob, worth(action).amin(0), {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)}
-        drawn = values.one_hot(pi.sample(noise), self.space)
-        q, entropy = worth(drawn).amin(0), pi.entropy()
+        sample = values.one_hot(pi.sample(noise), self.space)
+        q, entropy = worth(sample).amin(0), pi.entropy()
         told = {"entropy": entropy, "surplus": entropy - self._goal(legal)}
         return -self.alpha * entropy, values.expected(q, pi.probabilities(), self.space), told
 
@@ -168,8 +170,8 @@ class SAC(ActorCritic):
             count = loss.numel() if mask is None else mask.sum()
             self.alpha_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
 
-    def tune(self, now: Now) -> None:
-        super().tune(now)
+    def set_schedules(self, now: Now) -> None:
+        super().set_schedules(now)
         if self.alpha_optimiser is not None:
             self.alpha_optimiser.rate.fill_(self._critic_rate(now) * self.alpha_share)
 

@@ -1,17 +1,17 @@
 """A replay: the last steps of all rows, in a ring, and ways to draw from it.
 
-    replay = ReplayBuffer(moment, firsts, steps, rows, device)   `moment`, `firsts`: trees with a moment's shapes, [B, ...]
-    replay.put(moments, firsts)                                  trees of [T, B, ...]: what happened since
-    replay.windows(slot, row, length)                            trees of [length, K, ...] and, of `firsts`, [K, ...]
+    replay = ReplayBuffer(transition, initial_memory, steps, rows, device)     trees with the shapes of one step, [B, ...]
+    replay.put(transitions, initial_memory)                                    trees of [T, B, ...]: what happened since
+    replay.windows(slot, row, length)       trees of [length, K, ...] and, of `initial_memory`, [K, ...]
 
-What is one record, a moment of one row, lies end to end in memory, a vector for each dtype: drawing is one gather a dtype, and
-the leaves are views of it. Of `firsts` (an agent's memory, and whatever is constant over an episode) a window has what held
-before its first moment alone.
+One record, a transition of one row, lies end to end in memory, a vector for each dtype: drawing is one gather a dtype, and the
+leaves are views of it. Of `initial_memory` (an agent's memory, and whatever is constant over an episode) a sequence has what
+held before its first transition alone.
 
-Whoever draws keeps its place beside the ring: `Uniform`, `Prioritised` and `Episodes`. They give windows that do not run past
-the newest moment, and never one that was not written. Everything stays on the device: how much has been written is a tensor,
-shapes are static, and uniform numbers are passed in, so that drawing can be captured. Those are float64, for float32 times
-a large ring misses most odd slots.
+Whoever draws keeps its place beside the ring: `Uniform`, `Prioritised` and `Episodes`. They give sequences that do not run past
+the newest transition, and never one that was not written. Everything stays on the device: how much has been written is a
+tensor, shapes are static, and uniform numbers are passed in, so that drawing can be captured. Those are float64, for float32
+times a large ring misses most odd slots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shoal.spec import UserError, tree_leaves, tree_map
 SHARE = 0.9  # of the memory that is free; the rest is for what learns
 
 
-class Drawn(NamedTuple):
+class Sample(NamedTuple):
     """Where windows begin, and what else is known of them."""
 
     slot: Tensor  # [K]
@@ -55,11 +55,11 @@ class Leaf:
 class Records:
     """[steps, rows] of one tree, packed: a tensor [steps, rows, width] for each dtype."""
 
-    def __init__(self, moment: Any, steps: int, rows: int, device: torch.device):
-        self.tree, self.steps, self.rows = moment, steps, rows
+    def __init__(self, transition: Any, steps: int, rows: int, device: torch.device):
+        self.tree, self.steps, self.rows = transition, steps, rows
         self.leaves: list[Leaf] = []
         self.widths: dict[torch.dtype, int] = {}
-        for x in tree_leaves(moment):
+        for x in tree_leaves(transition):
             leaf = Leaf(x.dtype, self.widths.get(x.dtype, 0), tuple(x.shape[1:]))
             self.leaves.append(leaf)
             self.widths[x.dtype] = leaf.start + leaf.width
@@ -111,16 +111,18 @@ class Records:
 
 
 class ReplayBuffer:
-    def __init__(self, moment: Any, firsts: Any, steps: int, rows: int, device: str | torch.device = "cpu"):
+    def __init__(self, transition: Any, initial_memory: Any, steps: int, rows: int, device: str | torch.device = "cpu"):
         """Nothing is allocated yet: `bytes` says what it will take, `allocate` refuses what there is not."""
         self.steps, self.rows, self.device = steps, rows, torch.device(device)
-        shapes = [tree_map(lambda x: torch.empty(1, *x.shape[1:], dtype=x.dtype), tree) for tree in (moment, firsts)]
-        self.moments, self.firsts = (Records(tree, steps, rows, self.device) for tree in shapes)
+        shapes = [
+            tree_map(lambda x: torch.empty(1, *x.shape[1:], dtype=x.dtype), tree) for tree in (transition, initial_memory)
+        ]
+        self.transitions, self.initial_memory = (Records(tree, steps, rows, self.device) for tree in shapes)
         self.count = torch.zeros((), dtype=torch.long, device=self.device)  # steps ever written
 
     @property
     def bytes(self) -> int:
-        return self.moments.bytes + self.firsts.bytes
+        return self.transitions.bytes + self.initial_memory.bytes
 
     def allocate(self, free: Callable[[torch.device], int | None] | None = None) -> None:
         """Refuses, in a sentence, what does not fit into the memory that is free."""
@@ -131,19 +133,19 @@ class ReplayBuffer:
                 f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} "
                 f"can be had: give a smaller --algo.capacity, of {most:,} at most (COMA's --algo.replay counts episodes)."
             )
-        self.moments.allocate()
-        self.firsts.allocate()
+        self.transitions.allocate()
+        self.initial_memory.allocate()
 
-    def put(self, moments: Any, firsts: Any) -> None:
+    def put(self, transitions: Any, initial_memory: Any) -> None:
         """Trees of [T, B, ...], the oldest first; beyond the ring's end it goes on at the beginning."""
-        steps = tree_leaves(moments)[0].shape[0]
+        steps = tree_leaves(transitions)[0].shape[0]
         if steps > self.steps:
             raise UserError(
                 f"a replay of {self.steps} steps a row was given {steps} at once: give it a larger --algo.capacity."
             )
         slots = self.slots(self.count + torch.arange(steps, device=self.device))
-        self.moments.put(moments, slots)
-        self.firsts.put(firsts, slots)
+        self.transitions.put(transitions, slots)
+        self.initial_memory.put(initial_memory, slots)
         self.count += steps
 
     def slots(self, steps: Tensor) -> Tensor:
@@ -155,28 +157,28 @@ class ReplayBuffer:
         return (self.count - self.steps).clamp(min=0)
 
     def windows(self, slot: Tensor, row: Tensor, length: int) -> tuple[Any, Any]:
-        """So many steps on from each slot: trees of [length, K, ...], and of `firsts` [K, ...]."""
+        """So many steps on from each slot: trees of [length, K, ...], and of `initial_memory` [K, ...]."""
         steps = slot + torch.arange(length, device=self.device)[:, None]  # [L, K]
-        return self.moments.take(self.slots(steps) * self.rows + row), self.firsts.take(slot * self.rows + row)
+        return self.transitions.take(self.slots(steps) * self.rows + row), self.initial_memory.take(slot * self.rows + row)
 
     def __getitem__(self, at: tuple[slice, slice]) -> Any:
         """replay[times, rows]: moments by age, the oldest is 0. For looking into it: it waits for the device."""
         n = int(self.count.clamp(max=self.steps))
         times = self.slots(self.oldest + torch.arange(n, device=self.device)[at[0]])
         rows = torch.arange(self.rows, device=self.device)[at[1]]
-        return self.moments.take(times[:, None] * self.rows + rows)
+        return self.transitions.take(times[:, None] * self.rows + rows)
 
     # --- for exact resume: what was written from one step to another ---
 
     def read(self, begin: int, end: int) -> dict[str, Any]:
         """The records of steps [begin, end) as plain tensors on the CPU."""
         slots = self.slots(torch.arange(begin, end, device=self.device))
-        parts = {"moments": self.moments, "firsts": self.firsts}
+        parts = {"moments": self.transitions, "firsts": self.initial_memory}
         return {k: {str(d): x[slots].cpu() for d, x in r.store.items()} for k, r in parts.items()}
 
     def write(self, begin: int, end: int, told: dict[str, Any]) -> None:
         slots = self.slots(torch.arange(begin, end, device=self.device))
-        for k, records in {"moments": self.moments, "firsts": self.firsts}.items():
+        for k, records in {"moments": self.transitions, "firsts": self.initial_memory}.items():
             for d, x in records.store.items():
                 given = told[k].get(str(d)) if isinstance(told.get(k), dict) else None
                 if not isinstance(given, Tensor) or given.dtype != d or given.shape != (end - begin, *x.shape[1:]):
@@ -200,14 +202,14 @@ class Uniform:
         """Uniform numbers that it takes to draw `count` windows."""
         return count
 
-    def draw(self, noise: Tensor, count: int) -> Drawn:
+    def draw(self, noise: Tensor, count: int) -> Sample:
         """noise [draws(count)] -> `count` windows."""
         r = self.replay
         n = (r.count.clamp(max=r.steps) - self.length + 1) * r.rows
         place = (noise * n).long()
-        return Drawn(r.slots(r.oldest + place // r.rows), place % r.rows)
+        return Sample(r.slots(r.oldest + place // r.rows), place % r.rows)
 
-    def learnt(self, drawn: Drawn, priority: Tensor | None) -> None:
+    def learnt(self, sample: Sample, priority: Tensor | None) -> None:
         """What an update said of the windows that it was given."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -247,7 +249,7 @@ class Prioritised(Uniform):
         mass = (self.top**self.alpha).where(whole, 0)[:, None].expand(-1, r.rows).flatten()
         self._set(places, mass)
 
-    def draw(self, noise: Tensor, count: int) -> Drawn:
+    def draw(self, noise: Tensor, count: int) -> Sample:
         r = self.replay
         ends = self.sums.cumsum(0)
         total = ends[-1]
@@ -261,12 +263,12 @@ class Prioritised(Uniform):
         chance = self.mass[block, within].double() / total
         known = (r.count.clamp(max=r.steps) - self.length + 1) * r.rows
         weight = (known * chance).pow(-self.beta.double())
-        return Drawn(place // r.rows, place % r.rows, (weight / weight.amax()).float())
+        return Sample(place // r.rows, place % r.rows, (weight / weight.amax()).float())
 
-    def learnt(self, drawn: Drawn, priority: Tensor | None) -> None:
+    def learnt(self, sample: Sample, priority: Tensor | None) -> None:
         assert priority is not None, "who draws by priority says what was learnt"
         priority = priority.detach() + self.floor
-        self._set(drawn.slot * self.replay.rows + drawn.row, priority**self.alpha)
+        self._set(sample.slot * self.replay.rows + sample.row, priority**self.alpha)
         self.top.copy_(torch.maximum(self.top, priority.amax()))
 
     def _set(self, places: Tensor, mass: Tensor) -> None:
@@ -287,7 +289,7 @@ class Prioritised(Uniform):
 
 class Episodes(Uniform):
     """Whole episodes, each as likely as any other: windows as long as the longest can be, from an episode's first step on, and
-    `filled` [length, K], which is false beyond its last. `over(moments)` says which leaf [..., B] ends an episode.
+    `filled` [length, K], which is false beyond its last. `over(transitions)` says which leaf [..., B] ends an episode.
 
     Without replacement no episode comes twice in a batch; where there are fewer than asked for, the rest is not filled.
     """
@@ -302,7 +304,7 @@ class Episodes(Uniform):
     def wrote(self, steps: int) -> None:
         r = self.replay
         slots = r.slots(r.count - steps + torch.arange(steps, device=r.device))
-        over = self.over(r.moments.take(slots[:, None] * r.rows + torch.arange(r.rows, device=r.device)))  # [T, B]
+        over = self.over(r.transitions.take(slots[:, None] * r.rows + torch.arange(r.rows, device=r.device)))  # [T, B]
         at = torch.arange(1, steps + 1, device=r.device)[:, None]
         begun = torch.where(over, at, -self.clock).cummax(0).values  # where what follows began, at this rollout's count
         before = torch.cat((-self.clock[None], begun[:-1]))
@@ -320,7 +322,7 @@ class Episodes(Uniform):
         first = step[:, None] - self.lasted + 1
         return (self.lasted > 0) & (first >= r.oldest)
 
-    def draw(self, noise: Tensor, count: int) -> Drawn:
+    def draw(self, noise: Tensor, count: int) -> Sample:
         r, there = self.replay, self.candidates().flatten()
         if self.replace:
             ends = there.long().cumsum(0)
@@ -332,7 +334,7 @@ class Episodes(Uniform):
             there = there[place] & (torch.arange(count, device=r.device) < self.lasted.numel())
         length = self.lasted.flatten()[place] * there
         filled = torch.arange(self.length, device=r.device)[:, None] < length
-        return Drawn(r.slots(place // r.rows - length + 1), place % r.rows, filled=filled)
+        return Sample(r.slots(place // r.rows - length + 1), place % r.rows, filled=filled)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"lasted": self.lasted.clone(), "clock": self.clock.clone()}

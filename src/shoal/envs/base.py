@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.conversions import Conversion, direct
-from shoal.spec import EnvSpec, Frame, Outcome, Pay, UserError, View, where_rows
+from shoal.spec import EnvSpec, Frame, Outcome, Result, UserError, View, where_rows
 
 State = dict[str, Tensor]
 ROW_BYTES = 128  # bytes that a row takes, of whatever world
@@ -79,7 +79,7 @@ class Environment(ABC):
     kind: str = "rows stepped by its library"  # how rows are stepped, for the log
     noise: int = 0  # uniform numbers a row takes each step
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
-    drawn: bool = False  # somebody will ask for drawings: set before the first reset
+    sample: bool = False  # somebody will ask for drawings: set before the first reset
     widest: int = 256  # rows of an evaluation at most
     begun_anew: Tensor | None = None  # [B] where `set_state` could not restore a row, and it began anew; none: it always can
     news: list[str] = []  # sentences for whoever trains on this, who takes them out
@@ -118,7 +118,7 @@ class Move:
     """What `advance` returns. `ended` is for reasons of the game's own; the horizon is looked after in `World`."""
 
     state: State
-    pays: dict[str, Pay]
+    results: dict[str, Result]
     ended: Tensor | None = None  # [B]; none: an episode lasts exactly its horizon
     stats: dict[str, Tensor] = field(default_factory=dict)
 
@@ -205,7 +205,7 @@ class World(Environment, ABC):
         new = {**move.state, "clock": clock}
         next_frame = self.observe(new)
         if phase == "middle":
-            return new, Outcome(move.pays, self._no, move.stats, next_frame, next_frame)
+            return new, Outcome(move.results, self._no, move.stats, next_frame, next_frame)
         if phase == "last":
             over, new = self._yes, self._begun(noise)
         else:
@@ -213,7 +213,7 @@ class World(Environment, ABC):
             over = self._no if horizon is None else clock >= horizon
             over = over if move.ended is None else over | move.ended
             new = where_rows(over, self._begun(noise), new)
-        return new, Outcome(move.pays, over, move.stats, next_frame, self.observe(new))
+        return new, Outcome(move.results, over, move.stats, next_frame, self.observe(new))
 
     def get_state(self) -> dict[str, Any]:
         return {k: v.clone() for k, v in self.state.items()}

@@ -40,7 +40,7 @@ from shoal.envs.conversions import Conversion, conversion
 from shoal.envs.spaces import Moves, Observer, kind_of
 from shoal.ids import near
 from shoal.ops.compiler import cores
-from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Pay, UserError, View, tree_map
+from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_map
 
 GROUP = "agents"
 BITS = 15  # of a seed, from each of two uniform numbers
@@ -75,17 +75,17 @@ class EnvPool(Environment):
         self.rows, self.device = rows, torch.device(device)
         with _quiet():
             inside = self._made("make_spec")
-            action, sight = inside.action_space, inside.observation_space
+            action, observations = inside.action_space, inside.observation_space
         what, wanted = f"envpool's {self.config.id}", [*inside.action_array_spec.values()][-1]
         if inside.config.max_num_players != 1:
             raise UserError(f"{what} is for {inside.config.max_num_players} players: Shoal takes EnvPool's tasks of one.")
         if kind_of(action) != "Discrete" and not _bounded(action):
             raise UserError(f"{what} has actions that are {action}: Shoal takes one choice of EnvPool's, or bounded numbers.")
-        self._moves, self._observer = Moves(action), Observer(sight)
-        self._conversion = conversion(sight, action)
+        self._moves, self._observer = Moves(action), Observer(observations)
+        self._conversion = conversion(observations, action)
         self._conversion.action["dtype"] = str(np.dtype(wanted.dtype))
         self._wants = wanted.dtype, tuple(n for n in wanted.shape if n != -1), int(getattr(action, "start", 0))
-        self._vector = kind_of(sight) == "Box" and len(self._observer.shape) == 1
+        self._vector = kind_of(observations) == "Box" and len(self._observer.shape) == 1
         limit = inside.config.max_episode_steps
         group = Group(GROUP, GROUP, ("agent_0",), self._observer.shape, self._moves.space)
         self.spec = EnvSpec((group,), common=True, horizon=limit if 0 < limit < ENDLESS else None)
@@ -115,7 +115,7 @@ class EnvPool(Environment):
             for name, x in seen.items():
                 x[ids] = begun[name]
             frame = self._frame(seen, over)
-        pay = Pay(self._tensor(reward.astype(np.float32)[:, None]), self._tensor(terminated[:, None]))
+        pay = Result(self._tensor(reward.astype(np.float32)[:, None]), self._tensor(terminated[:, None]))
         return Outcome({GROUP: pay}, self._tensor(over), {}, following, frame)
 
     def get_state(self) -> dict[str, Any]:

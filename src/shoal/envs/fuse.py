@@ -735,7 +735,7 @@ def example(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
     def uniform(*shape: int) -> Tensor:
         return torch.rand(world.rows, *shape, generator=g, dtype=world.dtype)
 
-    def acts() -> dict[str, Tensor]:
+    def active() -> dict[str, Tensor]:
         actions = {}
         for group in world.spec.groups:
             x, space = uniform(group.n, *group.action.shape), group.action
@@ -749,11 +749,11 @@ def example(world: World) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
     world.reset(uniform(world.noise))
     state = world.state
     for _ in range(3):
-        state, _ = world._transition("any", state, acts(), uniform(world.noise))
+        state, _ = world._transition("any", state, active(), uniform(world.noise))
     state = {k: v.clone(memory_format=torch.contiguous_format) for k, v in state.items()}
     if world.spec.horizon:
         state["clock"] = (uniform() * world.spec.horizon).long()  # some rows are about to end
-    return state, acts(), uniform(world.noise)
+    return state, active(), uniform(world.noise)
 
 
 # --- compilers --------------------------------------------------------------------------------------------------------

@@ -141,9 +141,9 @@ class Table(Row):
                 raise UserError(f"an agent {a!r} came into {self.env} which is not among its possible_agents.")
         return here
 
-    def begun(self, seen: Mapping[Any, Any], infos: Any, out: Slots, acts: Collection[Any]) -> None:
+    def begun(self, seen: Mapping[Any, Any], infos: Any, out: Slots, active: Collection[Any]) -> None:
         self.living, self.clock = self.present(), 0
-        self._write(seen, infos, out, self.living, acts, self.living)
+        self._write(seen, infos, out, self.living, active, self.living)
 
     def moved(self, seen: Mapping[Any, Any], infos: Any, out: Slots, gone: Collection[Any], ended: Collection[Any]) -> bool:
         """After a step: what each saw, who of those present is out, and who ended by terminating. True: it is over."""
@@ -187,7 +187,7 @@ class Table(Row):
         infos: Any,
         out: Slots,
         alive: Collection[Any],
-        acts: Collection[Any],
+        active: Collection[Any],
         start: Collection[Any],
     ) -> None:
         for a, seat in self.seats.items():
@@ -199,10 +199,10 @@ class Table(Row):
                 for x in place.values() if isinstance(place, dict) else (place,):
                     x.fill(0)
             if g in out.alive:
-                out.alive[g][i], out.acts[g][i], out.start[g][i] = a in alive, a in acts, a in start
+                out.alive[g][i], out.active[g][i], out.start[g][i] = a in alive, a in active, a in start
             if g in out.legal:
                 mask = obs[MASK] if seat.masked and obs is not None else _of(infos, a).get(MASK)
-                allow(mask if a in acts else None, seat.moves.space, out.legal[g][i])
+                allow(mask if a in active else None, seat.moves.space, out.legal[g][i])
         if out.state is not None:
             out.state[...] = self._known = self._state(out.state.size)
 
@@ -402,18 +402,18 @@ class PettingZoo(Host):
                 raise UserError(f"--env.horizon is {self.horizon}: it must be at least 1.")
 
     @classmethod
-    def row(cls, config: Any, drawn: bool = False) -> Row:
-        return table_of(cls.make(config, drawn), config)
+    def row(cls, config: Any, sample: bool = False) -> Row:
+        return table_of(cls.make(config, sample), config)
 
     @classmethod
-    def make(cls, config: Any, drawn: bool) -> Any:
+    def make(cls, config: Any, sample: bool) -> Any:
         """The library's environment."""
         module, names = cls.module(config.id), ["env", "parallel_env"]
         if config.turns is not True and hasattr(module, "parallel_env"):
             names.remove("env")
         elif config.turns is False:
             raise UserError(f"--env.turns is false, and the agents of {config.id} can only move in turn.")
-        return made(getattr(module, names[0]), config, drawn, getattr(module, "raw_env", None))
+        return made(getattr(module, names[0]), config, sample, getattr(module, "raw_env", None))
 
     @classmethod
     def module(cls, id: str) -> Any:
@@ -443,9 +443,9 @@ def imported(module: str) -> Any:
         raise UserError(f"{module} could not be loaded: {type(e).__name__}: {e}.") from e
 
 
-def made(make: Any, config: Any, drawn: bool, inside: Any = None, **given: Any) -> Any:
+def made(make: Any, config: Any, sample: bool, inside: Any = None, **given: Any) -> Any:
     """What the library's function `make` gives for the user's `args` and what else is `given`. `inside` is what reads them."""
-    args = {**given, **({"render_mode": "rgb_array"} if drawn else {}), **settings(config.args, "--env.args")}
+    args = {**given, **({"render_mode": "rgb_array"} if sample else {}), **settings(config.args, "--env.args")}
     try:
         return make(**args)
     except Exception as e:

@@ -80,13 +80,13 @@ class Pixels:
 def picture_of(env: Any) -> np.ndarray | None:
     """What an environment of Gymnasium's or PettingZoo's kind draws, [H, W, 3] uint8; none where it does not."""
     try:
-        drawn = env.render()
+        sample = env.render()
     except NotImplementedError:
         return None
-    drawn = drawn[-1] if isinstance(drawn, list) and drawn else drawn
-    if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or drawn.shape[2] != 3:
+    sample = sample[-1] if isinstance(sample, list) and sample else sample
+    if not isinstance(sample, np.ndarray) or sample.ndim != 3 or sample.shape[2] != 3:
         return None
-    return drawn if drawn.dtype == np.uint8 else (drawn * (255 if drawn.max() <= 1 else 1)).clip(0, 255).astype(np.uint8)
+    return sample if sample.dtype == np.uint8 else (sample * (255 if sample.max() <= 1 else 1)).clip(0, 255).astype(np.uint8)
 
 
 def observer(space: Any, config: PixelConfig, leave_out: str | None = None) -> Observer | Pixels:

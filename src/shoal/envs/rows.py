@@ -7,7 +7,7 @@ An adapter derives from `Row`. It sets `spec` when it is made, and writes:
                             `out.terminated[group]` as well; true when the episode is over
 
 `out` is a row of arrays that many rows share, in shared memory where rows live in worker processes (`serve` is the whole
-life of one). What is constant is not written: groups that are not `mortal` have no `alive`, `acts` and `start`, groups that
+life of one). What is constant is not written: groups that are not `mortal` have no `alive`, `active` and `start`, groups that
 are not `masked` no `legal`. What was not written keeps its value: rewards, shaping, flags and stats of a step are zero before.
 """
 
@@ -79,7 +79,7 @@ def places(row: Row) -> Iterator[tuple[tuple[str, ...], Shape, Any]]:
             for name, shape in parts(g):
                 yield (frame, g.name, "obs", name), (g.n, *shape), row.images if len(shape) == 3 else np.float32
             if g.mortal or spec.turns:
-                for flag in ("alive", "acts", "start"):
+                for flag in ("alive", "active", "start"):
                     yield (frame, g.name, flag), (g.n,), np.bool_
             if g.masked:
                 yield (frame, g.name, "legal"), (g.n, sum(g.action.sizes)), np.bool_  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ class Slots:
         for g in spec.groups:
             named = {name: whole[frame, g.name, "obs", name][row] for name, _ in parts(g)}
             self.obs[g.name] = named if isinstance(g.obs, dict) else named[""]
-        self.alive, self.acts, self.start = (each(frame, "", flag) for flag in ("alive", "acts", "start"))  # [N]
+        self.alive, self.active, self.start = (each(frame, "", flag) for flag in ("alive", "active", "start"))  # [N]
         self.legal = each(frame, "", "legal")  # [N, A]
         self.state = whole[frame, "state"][row] if spec.state is not None else None  # [S]
         self.action, self.reward, self.terminated, self.shaping = (
@@ -148,7 +148,7 @@ class Slots:
             x.fill(0)
 
 
-class Bench:
+class RowRunner:
     """Rows that are stepped one after another, by whoever holds them."""
 
     def __init__(self, made: list[Row], at: list[int], whole: Arrays):
@@ -211,7 +211,7 @@ class Maker:
     name: str  # of the class, whose `row(config)` makes one
     file: str | None  # where the module is a user's own file
     config: bytes  # pickled
-    drawn: bool = False
+    sample: bool = False
     files: dict[str, bytes] = field(default_factory=dict)  # users' own, as they were when the world was made
 
     def __call__(self) -> Row:
@@ -220,7 +220,7 @@ class Maker:
         host: Any = importlib.import_module(self.module)
         for part in self.name.split("."):
             host = getattr(host, part)
-        return host.row(pickle.loads(self.config), self.drawn)
+        return host.row(pickle.loads(self.config), self.sample)
 
 
 def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: list[tuple[int, int]], parent: int) -> None:
@@ -233,7 +233,7 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
         FROZEN.update(make.files)
         made = [make() for _ in at]
         _, (fd, *_), _, _ = socket.recv_fds(line, 1, 1)
-        bench = Bench(made, at, arrays(made[0], rows, mmap.mmap(fd, 0)))
+        runner = RowRunner(made, at, arrays(made[0], rows, mmap.mmap(fd, 0)))
         os.close(fd)
         while True:
             try:
@@ -242,8 +242,8 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
                 continue
             if word in (b"", QUIT):
                 break
-            line.sendall(DONE + _answer(bench, word, line, halves))
-        bench.close()
+            line.sendall(DONE + _answer(runner, word, line, halves))
+        runner.close()
     except ConnectionError:  # whoever started us is gone, and needs no answer
         pass
     except BaseException as e:
@@ -260,20 +260,20 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(bench: Bench, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
+def _answer(runner: RowRunner, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
     if word == STEP[None]:
-        bench.step(0, sys.maxsize)
+        runner.step(0, sys.maxsize)
         return b""
     if word.isdigit():
-        bench.step(*halves[int(word)])
+        runner.step(*halves[int(word)])
         return b""
     asked = unpacked(line)
     if word == RESET:
-        bench.reset(asked)
+        runner.reset(asked)
         return b""
     if word == FORWARD:
-        return packed([bench.forward(*one) for one in asked])
-    return packed(bench.rows[asked].picture())
+        return packed([runner.forward(*one) for one in asked])
+    return packed(runner.rows[asked].picture())
 
 
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))

@@ -33,11 +33,11 @@ from torch import Tensor
 
 from shoal.envs.base import Environment, Sketch
 from shoal.envs.conversions import Conversion
-from shoal.envs.crew import Here, Workers, broken
 from shoal.envs.rows import Arrays, Maker, Row, Steps, in_words, parts
+from shoal.envs.workers import Serial, WorkerPool, broken
 from shoal.ids import USER_MODULE, own_files
 from shoal.ops.compiler import cores
-from shoal.spec import Frame, Group, NotFiniteError, Outcome, Pay, UserError, View
+from shoal.spec import Frame, Group, NotFiniteError, Outcome, Result, UserError, View
 
 BITS = 15  # of a seed, from each of two uniform numbers
 LONGEST = 100_000  # steps of an episode that are kept, to play them again
@@ -76,8 +76,8 @@ class Host(Environment, ABC):
 
     @classmethod
     @abstractmethod
-    def row(cls, config: Any, drawn: bool = False) -> Row:
-        """One environment, of which pictures may be asked where it is `drawn`."""
+    def row(cls, config: Any, sample: bool = False) -> Row:
+        """One environment, of which pictures may be asked where it is `sample`."""
 
     def __init__(
         self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
@@ -103,7 +103,7 @@ class Host(Environment, ABC):
         two = self.workers != 0 and self.config.overlap and rows > 1
         self.halves = (slice(0, middle), slice(middle, rows)) if two else (slice(0, rows),)
         self.begun_anew = torch.zeros(rows, dtype=torch.bool, device=self.device)  # by set_state, where nothing else would do
-        self._crew: Here | Workers | None = None
+        self._pool: Serial | WorkerPool | None = None
         self._constants: dict[tuple[int, int, bool], Tensor] = {}
 
     @property
@@ -115,28 +115,28 @@ class Host(Environment, ABC):
     def reset(self, noise: Tensor) -> Frame:
         everybody = slice(0, self.rows)
         self._sow(everybody, noise)
-        self.crew.reset()
+        self.pool.reset()
         self._past = _Past(self.whole[("seed",)], self.halves)
         self._seen = self._look("new", everybody)
         self._require_finite(everybody, self._seen)
         return self._frame(self._look("new", everybody), np.ones(self.rows, bool))
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
-        everybody, crew = slice(0, self.rows), self.crew
-        at_once: list[int | None] = [None] if crew.sound else [*range(len(self.halves))]
+        everybody, pool = slice(0, self.rows), self.pool
+        at_once: list[int | None] = [None] if pool.sound else [*range(len(self.halves))]
         self._put(everybody, actions, noise)
         for k in at_once:
-            crew.step(k)
-        return self._outcome(everybody, [i for k in at_once for i in crew.wait(k)])
+            pool.step(k)
+        return self._outcome(everybody, [i for k in at_once for i in pool.wait(k)])
 
     def send(self, k: int, actions: dict[str, Tensor], noise: Tensor) -> None:
         """Have the rows of half `k` stepped: actions [rows of the half, N, ...] in the space's own units."""
         self._put(self.halves[k], actions, noise)
-        self.crew.step(k)
+        self.pool.step(k)
 
     def receive(self, k: int) -> Outcome:
         """What came of it."""
-        return self._outcome(self.halves[k], self.crew.wait(k))
+        return self._outcome(self.halves[k], self.pool.wait(k))
 
     def get_state(self) -> dict[str, Any]:
         """Each row's seed, its actions since, and what they led to."""
@@ -147,14 +147,14 @@ class Host(Environment, ABC):
         seeds, steps = state["seeds"].numpy(), [_steps(actions) for actions in state["actions"]]
         if len(seeds) != self.rows:
             raise UserError(f"this state has {len(seeds)} rows and the world {self.rows}: make the world with as many.")
-        strange = ~np.array(self.crew.forward(seeds.clip(0), steps)) | (seeds < 0)
+        strange = ~np.array(self.pool.forward(seeds.clip(0), steps)) | (seeds < 0)
         for x, y in zip(self._look("new", slice(None)).values(), (t.numpy() for t in state["seen"]), strict=True):
             strange |= ~((x == y) | ((x != x) & (y != y))).reshape(self.rows, -1).all(1)
         if strange.any():
             seeds = np.where(strange, (abs(seeds) * 48271 + 11) % (1 << 2 * BITS), seeds)
             steps = [[] if odd else s for odd, s in zip(strange, steps, strict=True)]
             self.whole[("seed",)][:] = seeds
-            self.crew.reset(np.flatnonzero(strange).tolist())
+            self.pool.reset(np.flatnonzero(strange).tolist())
             self.news.append(
                 f"{strange.sum()} of {self.rows} rows did not come out the same when their episode was played again: new "
                 "episodes began there, and from here on this run is not bit for bit the one that was stopped."
@@ -174,37 +174,37 @@ class Host(Environment, ABC):
         self._past, self._seen = mark
 
     def draw(self, row: int = 0) -> Sketch | None:
-        """A picture, where the environment has one and was `drawn` from the beginning."""
-        picture = self.crew.picture(row)
+        """A picture, where the environment has one and was `sample` from the beginning."""
+        picture = self.pool.picture(row)
         return None if picture is None else Sketch((), picture=np.asarray(picture))
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     @property
-    def crew(self) -> Here | Workers:
+    def pool(self) -> Serial | WorkerPool:
         """Who steps the rows; made at the first need."""
-        if self._crew is None:
+        if self._pool is None:
             cls, c = type(self), self.config
-            make = Maker(cls.__module__, cls.__qualname__, self._own, pickle.dumps(c), self.drawn, self._files)
+            make = Maker(cls.__module__, cls.__qualname__, self._own, pickle.dumps(c), self.sample, self._files)
             halves = [(h.start, h.stop) for h in self.halves]
             if self.workers:
-                workers = self.rows if self.drawn else self.workers  # some libraries draw one picture a process
-                self._crew = Workers(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
+                workers = self.rows if self.sample else self.workers  # some libraries draw one picture a process
+                self._pool = WorkerPool(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
             else:
-                self._crew = Here(make, self._like, self.rows, halves)
-            self.whole = self._crew.whole
+                self._pool = Serial(make, self._like, self.rows, halves)
+            self.whole = self._pool.whole
             self._frames = {f: [(p[1:], x) for p, x in self.whole.items() if p[0] == f] for f in ("now", "new")}
             self._paid = [place for place in self.whole if place[0] in ("reward", "shaping")]
-            weakref.finalize(self, self._crew.close)
-        return self._crew
+            weakref.finalize(self, self._pool.close)
+        return self._pool
 
     @property
     def restarts(self) -> int:  # type: ignore[override]
         """Workers that were replaced so far."""
-        return getattr(self._crew, "restarts", 0)
+        return getattr(self._pool, "restarts", 0)
 
     # --- inside ---
 
@@ -228,7 +228,7 @@ class Host(Environment, ABC):
     def _sow(self, rows: slice, noise: Tensor) -> None:
         """Seeds for the episodes that begin next."""
         parts_ = (noise.cpu().numpy() * (1 << BITS)).astype(np.int64)
-        self.crew.whole[("seed",)][rows] = parts_[:, 0] << BITS | parts_[:, 1]
+        self.pool.whole[("seed",)][rows] = parts_[:, 0] << BITS | parts_[:, 1]
 
     def _outcome(self, rows: slice, lost: list[int]) -> Outcome:
         """Of a step of these rows; `lost` are those whose worker was replaced."""
@@ -255,10 +255,10 @@ class Host(Environment, ABC):
             self._seen[place][rows] = x
         next_frame = self._frame(following, None)
         frame = self._frame(seen, over) if ended else next_frame
-        pays = {g.name: self._pay(g, rows) for g in self.spec.groups}
+        results = {g.name: self._pay(g, rows) for g in self.spec.groups}
         stats = {name: self._tensor(whole[("stats",)][rows, j].copy()) for j, name in enumerate(self.spec.stats)}
         gone = self._nobody(len(over)) if not lost else self._tensor(np.isin(np.arange(rows.start, rows.stop), lost))
-        return Outcome(pays, self._tensor(over), stats, next_frame, frame, gone)
+        return Outcome(results, self._tensor(over), stats, next_frame, frame, gone)
 
     def _require_finite(self, rows: slice, arrays_: Look) -> None:
         """Nothing that these rows gave or are given is infinite or NaN, but what the dead see and do."""
@@ -296,21 +296,21 @@ class Host(Environment, ABC):
             obs = named if isinstance(g.obs, dict) else named[""]
             legal = self._tensor(look[g.name, "legal"]) if g.masked else None
             if (g.name, "alive") in look:
-                alive, acts, begins = (self._tensor(look[g.name, flag]) for flag in ("alive", "acts", "start"))
+                alive, active, begins = (self._tensor(look[g.name, flag]) for flag in ("alive", "active", "start"))
             else:
-                alive = acts = self._flags(g, rows, True)
+                alive = active = self._flags(g, rows, True)
                 begins = self._flags(g, rows, False) if start is None else self._tensor(start)[:, None].expand(rows, g.n)
-            views[g.name] = View(obs, alive, acts, begins, legal)
+            views[g.name] = View(obs, alive, active, begins, legal)
         return Frame(views, self._tensor(look[("state",)]) if self.spec.state is not None else None)
 
-    def _pay(self, g: Group, half: slice) -> Pay:
+    def _pay(self, g: Group, half: slice) -> Result:
         reward, terminated, shaping = (
             self._tensor(self.whole[kind, g.name][half].copy()) if (kind, g.name) in self.whole else None
             for kind in ("reward", "terminated", "shaping")
         )
         assert reward is not None
         assert terminated is not None
-        return Pay(reward, terminated, shaping)
+        return Result(reward, terminated, shaping)
 
     whole: Arrays
     _frames: dict[str, list[tuple[tuple[str, ...], np.ndarray]]]  # now and new

@@ -33,7 +33,7 @@ from shoal.envs.conversions import Conversion, Description, describe
 from shoal.envs.pettingzoo import cast_of, imported, made, sides_of
 from shoal.envs.spaces import Moves, kind_of, settings
 from shoal.ids import near
-from shoal.spec import EnvSpec, Frame, Group, Outcome, Pay, UserError, View, tree_leaves, where_rows
+from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_leaves, where_rows
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment as Inner
@@ -113,8 +113,8 @@ class VMAS(Environment):
             seen, rewards, done, _ = self.inner.step(taken)
         self.clock = self.clock + 1
         over = done | (self.clock >= self.config.max_steps)
-        pays = {
-            g: Pay(torch.stack([rewards[i] for i in at], 1), done[:, None].expand(-1, len(at)))
+        results = {
+            g: Result(torch.stack([rewards[i] for i in at], 1), done[:, None].expand(-1, len(at)))
             for g, at in self.members.items()
         }
         self._seen = self._observed(seen)
@@ -126,7 +126,7 @@ class VMAS(Environment):
             self.clock = self.clock.masked_fill(over, 0)
             self._seen = where_rows(over, self._observed(self._look(seeds[-1])), self._seen)
             frame = self._frame(self._seen)
-        return Outcome(pays, over, {}, following, frame)
+        return Outcome(results, over, {}, following, frame)
 
     def get_state(self) -> dict[str, Any]:
         values, links = _read(self.inner)
@@ -261,7 +261,7 @@ def _outline(entity: Any, row: int) -> list[Circle | Line]:
 
 # --- everything that VMAS knows --------------------------------------------------------------------------------------
 
-Values = dict[str, Any]  # way -> tensor or number
+QNetwork = dict[str, Any]  # way -> tensor or number
 Links = dict[str, str]  # way -> the way by which the same thing was found first
 
 
@@ -270,9 +270,9 @@ def _roots(inner: Any) -> list[Any]:
     return [*inner.world.agents, *inner.world.landmarks, inner.world, inner.scenario, inner]
 
 
-def _read(inner: Any) -> tuple[Values, Links]:
+def _read(inner: Any) -> tuple[QNetwork, Links]:
     """A copy of every tensor and number that can be reached; and what leads to a thing that was found before."""
-    values: Values = {}
+    values: QNetwork = {}
     links: Links = {}
     roots = _roots(inner)
     queue = [(f"/{i}", x) for i, x in enumerate(roots)]
@@ -294,7 +294,7 @@ def _read(inner: Any) -> tuple[Values, Links]:
     return values, links
 
 
-def _write(inner: Any, values: Values, links: Links, device: torch.device) -> None:
+def _write(inner: Any, values: QNetwork, links: Links, device: torch.device) -> None:
     """Put what `_read` gave into another environment that was made alike."""
     roots = _roots(inner)
     for way, first in links.items():

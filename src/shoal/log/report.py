@@ -65,7 +65,7 @@ def evaluation_line(loop: Any, episodes: Any) -> str:
     first = loop.learners[0] if loop.learners else None
     explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
     told = loop.last_train
-    total = loop.collector.tally.take_earned().tolist()
+    total = loop.collector.episode_stats.take_earned().tolist()
     earned = total if loop.step else None
     losses = {k: v for k, v in told.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
     spread = " ".join(f"{x:.3f}" for x in episodes.spread(loop.env.spec))

@@ -59,7 +59,7 @@ class Net(nn.Module):
         return isinstance(self.body, MLP) and self.body.fused
 
     def forward(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Output and the state after. Without `start` x is one step from `state`; with it [T, B, N] steps, whose states after
         each come back."""
@@ -77,7 +77,7 @@ class Net(nn.Module):
                 "--net.memory needs an algorithm that hands its nets what they remember, and this one does not: take "
                 "--net.memory none, or carry it from step to step in `memory`, as algos/onpolicy.py does."
             )
-        after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
+        after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
         return self.out(after["hidden"]), after
 
 
@@ -114,10 +114,15 @@ class Actor(nn.Module):
         return self.unroll(x, legal)[0]
 
     def unroll(
-        self, x: Any, legal: Tensor | None, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+        self,
+        x: Any,
+        legal: Tensor | None,
+        state: State | None = None,
+        start: Tensor | None = None,
+        active: Tensor | None = None,
     ) -> tuple[Any, Tensor | None, State]:
         """The distribution, the value where the trunk is shared, and the memory after: see `Net`."""
-        out, after = self.net(x, state, start, moves)
+        out, after = self.net(x, state, start, active)
         params = out[..., : self.params].contiguous() if self.judges else out
         log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
         if log_std is not None and self.owners is not None:
@@ -126,9 +131,9 @@ class Actor(nn.Module):
         return pi, out[..., self.params] if self.judges else None, after
 
     def value(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        out, after = self.net(x, state, start, moves)
+        out, after = self.net(x, state, start, active)
         return out[..., self.params], after
 
 
@@ -161,7 +166,7 @@ class Critic(nn.Module):
         return self.value(x)[0]
 
     def value(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Values, and the memory after: see `Net`."""
         x = x if self.encoder is None else self.encoder(x)
@@ -169,11 +174,11 @@ class Critic(nn.Module):
             return self.net(x[..., None, :])[0][..., 0, :], {}
         if self.central:
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
-        out, after = self.net(x, state, start, moves)
+        out, after = self.net(x, state, start, active)
         return out[..., 0], after
 
 
-class Judge(nn.Module):
+class ActionCritic(nn.Module):
     """What a moment and the actions in it are worth: what is seen, perhaps a memory of it, and then actions beside that.
 
     `see` makes features of what is seen, [..., N, F]; `forward` values [..., N] or [..., N, width_out] of features and actions.
@@ -206,7 +211,7 @@ class Judge(nn.Module):
         self.head = Net(width + actions, width_out, agents, replace(net, memory="none"), generator, gain)
 
     def see(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, moves: Tensor | None = None
+        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Features, and the memory after: see `Net`."""
         x = x if self.encoder is None else self.encoder(x)
@@ -216,7 +221,7 @@ class Judge(nn.Module):
             return x, {}
         assert state is not None
         x = self.body(x)
-        after = self.memory.step(x, state, None, moves) if start is None else self.memory(x, state, start, moves)
+        after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
         return after["hidden"], after
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
@@ -226,7 +231,7 @@ class Judge(nn.Module):
         return self.head(torch.cat((features, actions), -1))[0]
 
 
-class Values(nn.Module):
+class QNetwork(nn.Module):
     """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end. First values
     are small, as `gain_actor` says: what a net makes up at random before it has learnt is what a maximum looks for.
 
@@ -265,11 +270,11 @@ class Values(nn.Module):
         x: Any,
         state: State | None = None,
         start: Tensor | None = None,
-        moves: Tensor | None = None,
+        active: Tensor | None = None,
         noise: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Values, and the memory after: see `Net`. noise [..., self.noise], or none for the weights' means."""
-        q, after = self.net(x, state, start, moves)
+        q, after = self.net(x, state, start, active)
         if self.out is not None:
             q = self.out(self.out.activation(q), noise)
         if self.dueling:

@@ -27,23 +27,23 @@ class Memory(nn.Module):
         parts = ("hidden", "cell") if self.lstm else ("hidden",)
         return {k: torch.zeros(rows, self.n, self.width, device=device) for k in parts}
 
-    def step(self, x: Tensor, state: State, start: Tensor | None = None, moves: Tensor | None = None) -> State:
+    def step(self, x: Tensor, state: State, start: Tensor | None = None, active: Tensor | None = None) -> State:
         """One step from `state`: x [..., N, F], start and moves [..., N]."""
-        return self._step(self.inward(x), state, start, moves)
+        return self._step(self.inward(x), state, start, active)
 
-    def forward(self, x: Tensor, state: State, start: Tensor, moves: Tensor | None) -> State:
+    def forward(self, x: Tensor, state: State, start: Tensor, active: Tensor | None) -> State:
         """The states after each of the steps x [T, B, N, F], from the state before the first."""
         after = []
         for t, gates in enumerate(self.inward(x).unbind()):
-            state = self._step(gates, state, start[t], None if moves is None else moves[t])
+            state = self._step(gates, state, start[t], None if active is None else active[t])
             after.append(state)
         return tree_map(lambda *xs: torch.stack(xs), *after)
 
-    def _step(self, gates: Tensor, state: State, start: Tensor | None, moves: Tensor | None) -> State:
+    def _step(self, gates: Tensor, state: State, start: Tensor | None, active: Tensor | None) -> State:
         if start is not None:
             state = tree_map(lambda x: x.masked_fill(start[..., None], 0), state)
         new = self._cell(gates, state)
-        return new if moves is None else where_rows(moves, new, state)
+        return new if active is None else where_rows(active, new, state)
 
     def _cell(self, gates: Tensor, state: State) -> State:
         h, inner = state["hidden"], self.inner(state["hidden"])

@@ -57,9 +57,9 @@ def epsilon_keeping(
         goes_on = goes_on & (taken(legal.float(), old[..., 0] if single else old, space) == 1)
     wild = goes_on | (coin < epsilon * (1 - keep) / (1 - epsilon * keep))
     anything = Choice(torch.zeros_like(u), space.sizes, legal, single).sample(u)
-    drawn = old.where(goes_on[..., None], anything[..., None] if single else anything)
-    action = (drawn[..., 0] if single else drawn).where(wild if single else wild[..., None], greedy)
-    return action, torch.cat((wild[..., None].long(), drawn), -1)
+    sample = old.where(goes_on[..., None], anything[..., None] if single else anything)
+    action = (sample[..., 0] if single else sample).where(wild if single else wild[..., None], greedy)
+    return action, torch.cat((wild[..., None].long(), sample), -1)
 
 
 def floored(probability: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ def gae(
     cut: Tensor,
     gamma: float,
     lam: float,
-    acts: Tensor | None = None,
+    active: Tensor | None = None,
     unsettled: Tensor | None = None,
     fused: bool = False,
 ) -> Tensor:
@@ -28,46 +28,46 @@ def gae(
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
     value_tp1 is V of the true next observation. Only `terminated` stops the bootstrap; `cut` (the episode is over, or
-    the agent is gone from the next frame) stops the trace. With `acts`, steps in which an agent waits pass its reward
+    the agent is gone from the next frame) stops the trace. With `active`, steps in which an agent waits pass its reward
     back to its last turn, whose next value is taken at its next turn; gamma then counts the agent's own turns, and the
     advantage of a step without a turn is zero. So is that of turns that are `unsettled`, which nothing is known of yet.
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
     reward = reward.to(value_t.dtype)  # worlds pay in any
-    if fused and acts is None:
+    if fused and active is None:
         return for_device(reward.device).gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
     value_tp1 = value_tp1 * ~terminated
     ends = terminated | cut
-    if acts is not None:
-        reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, acts)
+    if active is not None:
+        reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, active)
     delta = reward + gamma * value_tp1 - value_t
     trace = gamma * lam * (~ends).to(delta.dtype)
-    if acts is not None:
-        delta = delta * (acts if unsettled is None else acts & ~unsettled)
-        trace = torch.where(acts, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
+    if active is not None:
+        delta = delta * (active if unsettled is None else active & ~unsettled)
+        trace = torch.where(active, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
     advantage = torch.empty_like(delta)
     later = torch.zeros_like(delta[0])
     for d, w, out in reversed(list(zip(delta.unbind(), trace.unbind(), advantage.unbind(), strict=True))):
         later = torch.addcmul(d, w, later, out=out)
-    return advantage if acts is None else advantage * acts
+    return advantage if active is None else advantage * active
 
 
-def unsettled_turns(terminated: Tensor, ends: Tensor, acts: Tensor, turn_tp1: Tensor) -> Tensor:
+def unsettled_turns(terminated: Tensor, ends: Tensor, active: Tensor, turn_tp1: Tensor) -> Tensor:
     """[T, B, N] the steps after which an agent waits until the rollout or its episode is cut off. Values are learnt in one's
     own turns alone, so that there is none to bootstrap such a turn from. `turn_tp1`: whose V(next) is learnt."""
     unsettled = ~terminated & ~turn_tp1
     for t in range(ends.shape[0] - 2, -1, -1):
-        unsettled[t] = torch.where(ends[t], unsettled[t], ~acts[t + 1] & unsettled[t + 1])
+        unsettled[t] = torch.where(ends[t], unsettled[t], ~active[t + 1] & unsettled[t + 1])
     return unsettled
 
 
-def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
+def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     """For each turn, the reward summed until the next turn and the value there; `value_tp1` is zero where terminated."""
     reward, value_tp1 = reward.clone(), value_tp1.clone()
     for t in range(reward.shape[0] - 2, -1, -1):
-        waits = ~ends[t] & ~acts[t + 1]  # nothing of the agent's own begins at t + 1: look through it
-        value_tp1[t] = torch.where(ends[t], value_tp1[t], torch.where(acts[t + 1], value_t[t + 1], value_tp1[t + 1]))
+        waits = ~ends[t] & ~active[t + 1]  # nothing of the agent's own begins at t + 1: look through it
+        value_tp1[t] = torch.where(ends[t], value_tp1[t], torch.where(active[t + 1], value_t[t + 1], value_tp1[t + 1]))
         reward[t] = reward[t] + reward[t + 1] * waits
     return reward, value_tp1
 
@@ -105,9 +105,9 @@ def td_lambda(reward: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor
 
 
 def turn_values(
-    reward: Tensor, value_t: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, acts: Tensor
+    reward: Tensor, value_t: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, active: Tensor
 ) -> Tensor:
     """r + gamma (1 - terminated) V where agents move in turn: the reward summed until an agent's next turn, and the value
     there. Of steps in which it does not act, nothing is said."""
-    reward, value = _at_turns(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, acts)
+    reward, value = _at_turns(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, active)
     return reward + gamma * value

@@ -218,7 +218,7 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     if replays(algo):
         sections["net"]["activation"] = "relu"
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))
-    if part == "update" and loop.lessons:
+    if part == "update" and loop.trainers:
         return lambda: _updates(loop)
     if part == "update":
         batch = loop.collector.collect(loop.rollout)
@@ -249,7 +249,7 @@ def _updates(loop: Loop, filled: int = 10_000, updates: int = 20) -> int:
     while loop.step < filled:
         loop.on_device()
         loop.step += loop.rollout * loop.env.rows
-    for k in range(len(loop.lessons)):
+    for k in range(len(loop.trainers)):
         for _ in range(updates):
             loop.on_device_lessons[k]()
     if loop.env.device.type == "cuda":

@@ -203,14 +203,14 @@ class Doctor:
         for _ in range(self.options.steps):
             if time.monotonic() - began > PATIENCE:
                 break
-            acts = {a: chosen(raw.moves[a].space, raw.mask(a, before), draw) for a in before.acts}
+            active = {a: chosen(raw.moves[a].space, raw.mask(a, before), draw) for a in before.active}
             held = {a: (x, copied(x)) for a, x in before.obs.items()}
-            now = raw.move(acts)
+            now = raw.move(active)
             for a, (x, copy) in held.items():
                 if a in now.obs and in_bytes(x) != in_bytes(copy):
                     why = "an observation that was handed out is written over by the next step"
                     self.note("arrays", f"{why} (that of {a}): Shoal copies it, other code may not; return a new array.")
-            taken.append(acts)
+            taken.append(active)
             digests.append(now.digest)
             self.look_at(raw, before, now)
             back = [a for a in now.there if a in dead]
@@ -236,8 +236,8 @@ class Doctor:
             self.problem("seeding", f"{why}: draw from a generator that reset seeds (super().reset(seed=seed)).")
             return
         self.unseen -= {"repeatable"}
-        for t, acts in enumerate(taken, 1):
-            now = raw.move(acts)
+        for t, active in enumerate(taken, 1):
+            now = raw.move(active)
             same = now.digest == next(again)
             if now.over and same:
                 episode += 1
@@ -273,7 +273,7 @@ class Doctor:
         for a, x in now.obs.items():
             if (wrong := misfit(x, raw.spaces[a], f"the observation of {a}")) is not None:
                 self.find(*wrong)
-        for a in now.acts:
+        for a in now.active:
             mask = raw.mask(a, now)
             sizes = getattr(raw.moves[a].space, "sizes", None)
             if mask is None or sizes is None:
@@ -479,7 +479,7 @@ class Watch:
             raise BrokenError("frames", f"{what} has views of {', '.join(frame.views)}: it must have one of each group.")
         for g in self.spec.groups:
             v, of = frame[g.name], f"of {g.name!r} in {what}"
-            for flag in ("alive", "acts", "start"):
+            for flag in ("alive", "active", "start"):
                 self.demand(getattr(v, flag), (rows, g.n), torch.bool, f"`{flag}` {of}")
             for name, shape in parts(g):
                 x = v.obs[name] if isinstance(v.obs, dict) else v.obs
@@ -487,9 +487,9 @@ class Watch:
                 self.finite(x[v.alive], f"an observation {of}")
                 self.dtypes[g.name][name] = str(x.dtype).removeprefix("torch.")
                 self.span((g.name, name), x)
-            if (v.acts & ~v.alive).any():
+            if (v.active & ~v.alive).any():
                 self.problem("frames", f"`acts` {of} holds for some who are not alive: it is a part of `alive`.")
-            if not self.spec.turns and not torch.equal(v.acts, v.alive):
+            if not self.spec.turns and not torch.equal(v.active, v.alive):
                 self.problem("frames", f"`acts` {of} is not `alive`, and the spec has no turns: set turns=True there.")
             if not (g.mortal or self.spec.turns or v.alive.all()):
                 self.problem("frames", f"some {of} are not alive, and the group is not mortal: set mortal=True there.")
@@ -527,7 +527,7 @@ class Watch:
         left = torch.zeros(rows, dtype=torch.bool)  # somebody was there to the end and had not terminated
         someone = torch.zeros(rows, dtype=torch.bool)
         for g in self.spec.groups:
-            was, now, new, pay = before[g.name], out.next[g.name], out.frame[g.name], out.pays[g.name]
+            was, now, new, pay = before[g.name], out.next[g.name], out.frame[g.name], out.results[g.name]
             self.pay(g, pay, was.alive)
             left |= (was.alive & ~pay.terminated).any(-1)
             someone |= now.alive.any(-1)
@@ -574,8 +574,8 @@ class Watch:
 
     def alike(self, out: Outcome) -> None:
         for groups in self.spec.teams.values():
-            paid = torch.cat([out.pays[g.name].reward for g in groups], -1)
-            if (paid != paid[:, :1]).any():
+            learner_reward = torch.cat([out.results[g.name].reward for g in groups], -1)
+            if (learner_reward != learner_reward[:, :1]).any():
                 self.problem("common pay", "agents of a team are paid unlike, and the spec says common=True: it is false.")
 
     def finite(self, x: Tensor, what: str) -> None:

@@ -33,7 +33,7 @@ class Moment:
     obs: dict[Any, Any]
     infos: Mapping[Any, Any]
     there: list[Any]  # who is in the game now
-    acts: list[Any]  # who is to move
+    active: list[Any]  # who is to move
     rewards: Mapping[Any, Any] = field(default_factory=dict)
     terminated: Mapping[Any, Any] = field(default_factory=dict)
     truncated: Mapping[Any, Any] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class Raw:
             return Moment(dict(obs), infos, there, there, rewards, terminated, truncated, not there)
         over = bool(np.all(terminated) or np.any(truncated))
         each = [self._each(x) if self.tuples and np.ndim(x) else dict.fromkeys(self.names, x) for x in answer[1:4]]
-        paid, ends, cuts = each
+        learner_reward, ends, cuts = each
         there = [] if over else self.names
-        return Moment(self._each(obs), {self.names[0]: infos}, there, there, paid, ends, cuts, over)
+        return Moment(self._each(obs), {self.names[0]: infos}, there, there, learner_reward, ends, cuts, over)
 
     def _each(self, x: Any) -> dict[Any, Any]:
         if not self.tuples:

@@ -261,7 +261,7 @@ def film(
 ) -> tuple[list[Shot], Episodes]:
     """One greedy episode in every row of `env`, as shots, episode after episode; and what the episodes added up to."""
     taken: list[list[Take]] = [[] for _ in range(env.rows)]
-    env.drawn, step, every = True, 0, 1
+    env.sample, step, every = True, 0, 1
 
     def take(env: Environment, totals: Tensor) -> None:
         nonlocal step, every
@@ -286,7 +286,7 @@ def film(
 
 def require_drawing(env: Environment, title: str = "") -> None:
     """Refuse a world that cannot be watched, before anything is started for it. It is reset."""
-    env.drawn = True
+    env.sample = True
     env.reset(torch.full((env.rows, env.noise), 0.5, device=env.device))
     _sketch(env, 0, title)
     env.close()

@@ -14,7 +14,7 @@ from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
 from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
 from shoal.training.seeds import restore_generator
-from shoal.training.tally import Tally
+from shoal.training.stats import EpisodeStats
 
 
 class Players:
@@ -87,7 +87,7 @@ class Collector:
         self.frame = env.reset(self._uniform(env.rows, env.noise))
         self.memory = players.memory(env.rows, env.device)
         self.buffers = [RolloutBuffer() for _ in env.halves or (0,)]
-        self.tally = Tally(env)
+        self.episode_stats = EpisodeStats(env)
         self.remembers = False  # keep the memory before every step, not before the first alone
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class Collector:
             raise
         batch = Batch(*parts, before)  # type: ignore[call-arg]
         batch.memories = memories
-        self.tally.count({g: p.reward for g, p in batch.pays.items()}, batch.over, stats, lost)
+        self.episode_stats.count({g: p.reward for g, p in batch.results.items()}, batch.over, stats, lost)
         return batch
 
     def _in_step(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
@@ -149,7 +149,7 @@ class Collector:
         return joined([buffer.take() for buffer in self.buffers], 1)
 
     def _record(self, frame: Frame, memory: Any, actions: Any, extras: Any, outcome: Outcome) -> tuple[Any, ...]:
-        told = (outcome.pays, outcome.over, extras, outcome.stats, outcome.lost)
+        told = (outcome.results, outcome.over, extras, outcome.stats, outcome.lost)
         return frame, outcome.next, actions, *told, memory if self.remembers else None
 
     def _uniform(self, *shape: int) -> Tensor:
@@ -165,7 +165,7 @@ class Collector:
             ],  # as it was seen: a kernel may round otherwise than `observe`
             "memory": tree_map(torch.clone, self.memory),
             "generator": self.generator.get_state(),
-            "tally": self.tally.state_dict(),
+            "tally": self.episode_stats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -180,9 +180,9 @@ class Collector:
         self.frame = tree_map(as_seen, frame) if anew is None else frame
         self.memory = tree_map(lambda x: x.to(self.env.device), state["memory"])
         restore_generator(self.generator, state["generator"])
-        self.tally.load_state_dict(state["tally"])
+        self.episode_stats.load_state_dict(state["tally"])
         if anew is not None:
-            self.tally.drop(anew)
+            self.episode_stats.drop(anew)
 
 
 def joined(halves: list[Any], rows_at: int) -> Any:

@@ -19,7 +19,7 @@ from shoal.envs.base import Environment
 from shoal.spec import EnvSpec, UserError, tree_map
 from shoal.training.collect import Players, play
 from shoal.training.seeds import generator
-from shoal.training.tally import FirstNotFinite, returns_of
+from shoal.training.stats import FirstNotFinite, returns_of
 
 MOST_EPISODES = 10_000_000
 LONGEST = 100_000  # steps
@@ -130,10 +130,12 @@ def evaluate(
         actions, memory, _ = players.act(frame, memory, noise, explore=sampled, greedy=not sampled)
         outcome = play(env, actions, uniform())
         if not_finite is not None:
-            seen, done, paid, then = tree_map(lambda x: x[None], (frame, actions, outcome.pays, outcome.next))  # [1, B, ...]
-            not_finite.note(seen, done, paid, then, clock.add_(1))
+            seen, done, learner_reward, then = tree_map(
+                lambda x: x[None], (frame, actions, outcome.results, outcome.next)
+            )  # [1, B, ...]
+            not_finite.note(seen, done, learner_reward, then, clock.add_(1))
         frame, over = outcome.frame, outcome.over
-        for g, pay in outcome.pays.items():
+        for g, pay in outcome.results.items():
             now[g] += pay.reward
         now["length"] += 1
         for name, how in spec.stats.items():

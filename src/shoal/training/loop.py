@@ -40,13 +40,13 @@ from shoal.training import checkpoint, trust
 from shoal.training.collect import Collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.graph import Captured
-from shoal.training.lessons import Lesson, Segments, break_off, cost, make_replay, moments_of, remembered
+from shoal.training.offpolicy import OffPolicyTrainer, Segments, break_off, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
+from shoal.training.recording import Recorded, ours
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed, restore_generator
 from shoal.training.settings import Resolved, most_compiled
-from shoal.training.tally import FirstNotFinite, Means
-from shoal.training.tape import Taped, ours
+from shoal.training.stats import FirstNotFinite, MetricMeans
 from shoal.training.validate import refuse_foreign_actions, refuse_strange
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
@@ -109,7 +109,7 @@ class Loop:
         self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
         self.shaped_broken = torch.zeros((), dtype=torch.bool, device=device)  # a shaper gave what is not finite
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
-        self.means = Means()  # of the learners' metrics since the last line
+        self.means = MetricMeans()  # of the learners' metrics since the last line
         self.noted: dict[str, list[Tensor]] = {}  # of the hooks'
         self.last_train: dict[str, Any] = {}
         self.on_device: Callable[[], None] = self.iteration
@@ -125,8 +125,8 @@ class Loop:
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
         self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
-        self.replay, self.lessons = self._make_lessons()
-        self.on_device_lessons += self.lessons
+        self.replay, self.trainers = self._make_lessons()
+        self.on_device_lessons += self.trainers
         self.speed_up()
         try_shapers(self)
         if resolved.log.wandb:
@@ -144,14 +144,14 @@ class Loop:
             self.on_device = Captured(self, self.iteration, partial(setattr, self, "on_device"))
             self.eval_env.hold(self.rollout)  # it takes the same kernels
         do = self.on_device_lessons  # what cannot be captured, or recorded, puts the plain lesson back here
-        for k, lesson in enumerate(self.lessons if mode != "off" else ()):
+        for k, trainer in enumerate(self.trainers if mode != "off" else ()):
             if cuda:
-                do[k] = Captured(self, lesson, partial(do.__setitem__, k), plays=False)
-            elif not self.hooks and ours(self.players.algorithms if lesson.algorithm.asks else [lesson.algorithm]):
-                do[k] = Taped(lesson, do, k, self.remark)
+                do[k] = Captured(self, trainer, partial(do.__setitem__, k), plays=False)
+            elif not self.hooks and ours(self.players.algorithms if trainer.algorithm.needs_peers else [trainer.algorithm]):
+                do[k] = Recorded(trainer, do, k, self.remark)
         if mode == "graph" and not cuda and most_compiled(self.env.device) == "graph":
             self.remarks.append("Nothing is compiled: there is no C compiler; with cc, gcc or clang the CPU trains faster.")
-        elif mode == "graph" and not cuda and not self.lessons:
+        elif mode == "graph" and not cuda and not self.trainers:
             self.remarks.append("Nothing is captured: on the CPU updates from a replay are, and nobody here learns from one.")
         if mode != "fused":
             return
@@ -161,7 +161,7 @@ class Loop:
         for a in self.players.algorithms if why_not is None else ():
             a.fuse()
 
-    def _make_lessons(self) -> tuple[ReplayBuffer | None, list[Lesson]]:
+    def _make_lessons(self) -> tuple[ReplayBuffer | None, list[OffPolicyTrainer]]:
         """The replay, and what is learnt from it; none where nobody does."""
         learners, c = [a for a in self.learners if isinstance(a.feed, Replay)], self.collector
         if not learners:
@@ -170,7 +170,7 @@ class Loop:
         self.remarks.append(cost(replay))
         replay.allocate()
         c.remembers = bool(tree_leaves(remembered(learners, c.memory)))
-        return replay, [Lesson(a, replay, self.teach, self._uniform) for a in learners]
+        return replay, [OffPolicyTrainer(a, replay, self.teach, self._uniform) for a in learners]
 
     @property
     def score_name(self) -> str:
@@ -251,16 +251,16 @@ class Loop:
     def iterate(self) -> None:
         """Collect a rollout and learn from it; then from the past, as often as these steps are worth."""
         before, rollouts = self.step, self.step // (self.rollout * self.env.rows)
-        updates = {id(lesson.algorithm): lesson.owed(before) for lesson in self.lessons}
+        updates = {id(trainer.algorithm): trainer.updates_due(before) for trainer in self.trainers}
         self.now.fill_(self.step)
         for a in self.learners:
-            a.tune(Now(before, self.config.steps, updates.get(id(a), rollouts)))
+            a.set_schedules(Now(before, self.config.steps, updates.get(id(a), rollouts)))
         with global_seed(self.config.seed, "modules", self.step, device=self.env.device) if self.foreign else nullcontext():
             self.on_device()
             self.step += self.rollout * self.env.rows
-            for k, lesson in enumerate(self.lessons):
-                lesson.tune(Now(before, self.config.steps, 0))
-                for _ in range(lesson.owed(self.step) - lesson.owed(before)):
+            for k, trainer in enumerate(self.trainers):
+                trainer.set_schedules(Now(before, self.config.steps, 0))
+                for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
                     self.on_device_lessons[k]()
 
     def iteration(self) -> None:
@@ -268,10 +268,10 @@ class Loop:
         batch = self.collector.collect(self.rollout)
         if self.not_finite is not None:
             steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
-            self.not_finite.note(batch.frame, batch.actions, batch.pays, batch.next, steps)
+            self.not_finite.note(batch.frame, batch.actions, batch.results, batch.next, steps)
         self.pay(batch)
         for g in self.shapers:
-            self.shaped_broken |= ~batch.paid[g].isfinite().all()
+            self.shaped_broken |= ~batch.learner_reward[g].isfinite().all()
         for a in self.learners:
             if isinstance(a.feed, Rollout):
                 self.teach(a, batch)
@@ -281,26 +281,28 @@ class Loop:
     def remember(self, batch: Batch) -> None:
         """Put what happened into the replay."""
         assert self.replay is not None
-        algorithms = [lesson.algorithm for lesson in self.lessons]
+        algorithms = [trainer.algorithm for trainer in self.trainers]
         self.replay.put(moments_of(batch), remembered(algorithms, batch.memories or batch.memory))
-        for lesson in self.lessons:
-            lesson.sampler.wrote(self.rollout)
-            lesson.algorithm.witness(batch)
+        for trainer in self.trainers:
+            trainer.sampler.wrote(self.rollout)
+            trainer.algorithm.update_statistics(batch)
 
     def pay(self, batch: Batch) -> None:
         """What the learners are paid: their own reward or their team's, and the world's shaping; then what a shaper of the
         user's makes of it. Returns stay raw."""
         for groups in self.env.spec.teams.values():
-            rewards = [batch.pays[g.name].reward for g in groups]
+            rewards = [batch.results[g.name].reward for g in groups]
             if self.config.reward != "own":
                 team = torch.cat(rewards, -1)  # [T, B, all agents of the team]
                 total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.config.reward == "team-mean" else 1)
                 rewards = [total.expand_as(r) for r in rewards]
             for g, reward in zip(groups, rewards, strict=True):
-                shaping = batch.pays[g.name].shaping
-                paid = reward if shaping is None else reward + shaping
+                shaping = batch.results[g.name].shaping
+                learner_reward = reward if shaping is None else reward + shaping
                 shaper = self.shapers.get(g.name)
-                batch.paid[g.name] = paid if shaper is None else self._shaped(shaper, paid, batch.frame[g.name].obs, g.name)
+                batch.learner_reward[g.name] = (
+                    learner_reward if shaper is None else self._shaped(shaper, learner_reward, batch.frame[g.name].obs, g.name)
+                )
 
     def teach(self, a: Algorithm, batch: Batch) -> Tensor | None:
         """One learner, one update. Returns the priorities that it left."""
@@ -318,7 +320,7 @@ class Loop:
     def log(self) -> None:
         noted = {k: torch.stack([x.to(self.env.device) for x in xs]).double().mean() for k, xs in self.noted.items()}
         self.noted.clear()
-        metrics = {**self.means.take(), **noted, **self.collector.tally.take()}  # nobody's hook overwrites a return
+        metrics = {**self.means.take(), **noted, **self.collector.episode_stats.take()}  # nobody's hook overwrites a return
         if self.env.halves:
             metrics["worker_restarts"] = torch.tensor(float(self.env.restarts + self.eval_env.restarts))  # so far
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
@@ -410,7 +412,7 @@ class Loop:
             self._write(f"step-{self.step:012d}", state)
             checkpoint.prune(self.folder.checkpoints, self.resolved.save.keep)
         if self.replay is not None:
-            count = (self.step - self.lessons[0].since) // self.env.rows
+            count = (self.step - self.trainers[0].since) // self.env.rows
             spans = self.segments.save(self.replay, count)
             state = {**state, "replay": {"count": count, "spans": spans, "state": self.replay_state()}}
         self._write("last", state)
@@ -479,7 +481,7 @@ class Loop:
             "update_noise": self.update_noise.get_state(),
             "means": self.means.state_dict(),
             "noted": {k: [x.clone() for x in xs] for k, xs in self.noted.items()},
-            "lessons": {",".join(x.algorithm.groups): {"since": x.since, "done": x.done} for x in self.lessons},
+            "lessons": {",".join(x.algorithm.groups): {"since": x.since, "done": x.done} for x in self.trainers},
             "last_train": self.last_train,
             "logs": self.logger.mark() if hasattr(self, "logger") else dict(self.logs_at),
         }
@@ -496,13 +498,13 @@ class Loop:
         restore_generator(self.update_noise, state["update_noise"])
         self.means.load_state_dict(state["means"], self.env.device)
         self.noted = {k: list(xs) for k, xs in state["noted"].items()}
-        for x in self.lessons:
+        for x in self.trainers:
             told = state.get("lessons", {}).get(",".join(x.algorithm.groups), {"since": 0, "done": 0})  # older files have none
             x.since, x.done = told["since"], told["done"]
         if self.replay is not None and self.branched:
-            for x in self.lessons:
+            for x in self.trainers:
                 x.restart(self.step)
-            most = max(x.start for x in self.lessons)
+            most = max(x.start for x in self.trainers)
             self.remarks.append(
                 f"The replay begins empty, as only the last checkpoint has one: {most:,} steps fill it, then learning goes on."
             )
@@ -516,7 +518,7 @@ class Loop:
             self.load_replay_state(told["state"])
             refuse_foreign_actions(self)
             if self.env.begun_anew is not None and self.step:
-                break_off(self.replay, self.lessons, self.env.begun_anew)
+                break_off(self.replay, self.trainers, self.env.begun_anew)
                 self.segments.spans.clear()  # what is on disk goes on as if nothing had happened: it is written anew
         self.restored, self.logs_at = True, state["logs"]
 
@@ -537,13 +539,13 @@ class Loop:
         """What is known of the replay, beside its contents."""
         if self.replay is None:
             return {}
-        samplers = {",".join(x.algorithm.groups): x.sampler.state_dict() for x in self.lessons}
+        samplers = {",".join(x.algorithm.groups): x.sampler.state_dict() for x in self.trainers}
         return {"count": self.replay.count.clone(), "samplers": samplers}
 
     def load_replay_state(self, state: dict[str, Any]) -> None:
         if self.replay is not None:
             self.replay.count.copy_(state["count"])
-            for x in self.lessons:
+            for x in self.trainers:
                 x.sampler.load_state_dict(state["samplers"][",".join(x.algorithm.groups)])
 
     @property

@@ -33,8 +33,8 @@ def _problems(loop: Any, state: dict[str, Any]) -> Iterator[str]:
     mine, theirs = ({k: x for k, x in s.items() if k not in LOOSE} for s in (loop.state_dict(), state))
     theirs = {"lessons": mine["lessons"], "evaluation_due": False, **theirs}  # older files have none of these
     collector = theirs.get("collector")
-    if isinstance(collector, dict) and isinstance(tally := collector.get("tally"), dict):
-        tally.setdefault("earned", tally.get("reward"))
+    if isinstance(collector, dict) and isinstance(episode_stats := collector.get("tally"), dict):
+        episode_stats.setdefault("earned", episode_stats.get("reward"))
     native = isinstance(loop.env, World)
     if not native and isinstance(theirs.get("collector"), dict):  # an episode's actions are as many as there were steps
         mine["collector"] = {k: x for k, x in mine["collector"].items() if k != "env"}
@@ -158,12 +158,12 @@ def _replay(loop: Any, state: dict[str, Any]) -> Iterator[str]:
 
 def refuse_foreign_actions(loop: Any) -> None:
     """Refuse a replay in which somebody chose what there is not."""
-    _, _, actions, paid, _, _ = loop.replay.moments.unpacked(loop.replay.moments.store)
+    _, _, actions, learner_reward, _, _ = loop.replay.transitions.unpacked(loop.replay.transitions.store)
     for g in loop.env.spec.groups:
         if not isinstance(g.action, Box):
             sizes = torch.tensor(g.action.sizes, device=actions[g.name].device)
             chosen = actions[g.name] if g.action.shape else actions[g.name][..., None]
             if bool((chosen < 0).any() | (chosen >= sizes).any()):
                 raise UserError(f"the replay that was saved with this run has actions of {g.name!r} that there are not.")
-        if not bool(paid[g.name].isfinite().all()):
+        if not bool(learner_reward[g.name].isfinite().all()):
             raise UserError(f"the replay that was saved with this run has rewards of {g.name!r} that are no numbers.")

@@ -160,7 +160,7 @@ def step(task: Task, world: World, actions: Array) -> tuple[Outcome, Array]:
 
 
 def seen(outcome: Outcome) -> tuple[Array, Array, Array]:
-    pay, view = outcome.pays["agents"], outcome.next["agents"]
+    pay, view = outcome.results["agents"], outcome.next["agents"]
     assert isinstance(view.obs, torch.Tensor)
     return view.obs[:, 0].double().numpy(), pay.reward[:, 0].double().numpy(), pay.terminated[:, 0].numpy()
 
@@ -316,8 +316,8 @@ def test_an_end_at_the_horizon_is_an_end() -> None:
     put(task, world, states, clock=2)
     outcome, _ = step(task, world, np.array([1, 1]))
     assert outcome.over.tolist() == [True, True]
-    assert outcome.pays["agents"].terminated.tolist() == [[True], [False]]
-    assert outcome.pays["agents"].reward.tolist() == [[1.0], [1.0]]
+    assert outcome.results["agents"].terminated.tolist() == [[True], [False]]
+    assert outcome.results["agents"].reward.tolist() == [[1.0], [1.0]]
     env = gymnasium.make(task.id, max_episode_steps=1)
     for state, terminated in zip(states, (True, False), strict=True):
         env.reset(seed=0)
@@ -339,8 +339,8 @@ def test_starts_are_gymnasiums(task: Task) -> None:
             assert high - 0.01 * (high - low) - 1e-6 <= x.max() <= high + 1e-6
         if high > low:
             assert stats.ks_2samp(ours[:, k], theirs[:, k]).pvalue > 1e-3
-    drawn = ours[:, [high > low for low, high in task.starts]]
-    assert (abs(np.corrcoef(drawn.T) - np.eye(drawn.shape[1])) < 0.1).all()  # each number has a draw of its own
+    sample = ours[:, [high > low for low, high in task.starts]]
+    assert (abs(np.corrcoef(sample.T) - np.eye(sample.shape[1])) < 0.1).all()  # each number has a draw of its own
 
 
 def test_ids_and_spaces() -> None:
@@ -375,8 +375,8 @@ def test_pictures_show_the_state() -> None:
     states = [[1.0, 0.0, 0.1, 0.0], [0.5, 0.0], [0.45, 0.0], [PI / 2, PI / 2, 0.0, 0.0], [PI / 2, 0.0]]
     for task, state in zip(TASKS, states, strict=True):
         put(task, worlds[task.id], np.array([[0.0] * len(state), state]))
-    drawn = {id: world.draw(1) for id, world in worlds.items()}
-    sketch = {id: x for id, x in drawn.items() if x is not None}
+    sample = {id: world.draw(1) for id, world in worlds.items()}
+    sketch = {id: x for id, x in sample.items() if x is not None}
     assert tip(sketch["CartPole-v1"]) == pytest.approx((1.0 + math.sin(0.1), math.cos(0.1)))
     for id, goal in (("MountainCar-v0", 0.5), ("MountainCarContinuous-v0", 0.45)):
         *_, pole, car = sketch[id].segments

@@ -49,7 +49,7 @@ def random_actions(world: Scenario, gen: torch.Generator) -> dict[str, torch.Ten
     return out
 
 
-class Tape:
+class Recording:
     """Stands in for a numpy generator and hands out given uniform numbers, in order."""
 
     def __init__(self, numbers: Any):
@@ -67,7 +67,7 @@ class Tape:
         low, high = (0, low) if high is None else (low, high)
         return low + int(self.take() * (high - low))
 
-    def __deepcopy__(self, memo: Any) -> Tape:  # collect_treasure copies its generator
+    def __deepcopy__(self, memo: Any) -> Recording:  # collect_treasure copies its generator
         return self
 
 
@@ -89,14 +89,14 @@ class Reference:
         if self.name == "simple_world_comm":  # it draws food and forests twice and keeps the second
             again = 2 * (len(self.world.food) + len(self.world.forests))
             numbers[len(numbers) - again : len(numbers) - again] = [0.123] * again
-        tape = self.env.np_random = Tape(numbers)
+        tape = self.env.np_random = Recording(numbers)
         self.env.reset()
         assert tape.used == len(tape.numbers)
 
     def step(self, actions: list[Any], noise: Array) -> None:
         """Actions in the order of agents. noise: what our world takes for a step (not for a start)."""
         if self.name == "collect_treasure":
-            tape = self.world.np_random = Tape(
+            tape = self.world.np_random = Recording(
                 x
                 for landmark, fresh in zip(self.world.landmarks, noise.reshape(-1, 3), strict=True)
                 if not landmark.alive

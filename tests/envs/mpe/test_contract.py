@@ -62,7 +62,7 @@ def test_shapes(name: str, settings: dict[str, Any], actions: str, dtype: torch.
             assert isinstance(view.obs, torch.Tensor)
             assert (view.obs.shape, view.obs.dtype) == ((ROWS, g.n, *g.obs), dtype)
             assert view.obs.isfinite().all()
-            assert view.alive.shape == view.acts.shape == view.start.shape == (ROWS, g.n)
+            assert view.alive.shape == view.active.shape == view.start.shape == (ROWS, g.n)
             assert view.alive.all()
             assert sum(s.count * s.width for s in g.layout) == g.obs[0]
 
@@ -73,8 +73,8 @@ def test_shapes(name: str, settings: dict[str, Any], actions: str, dtype: torch.
         check(out.next)
         check(out.frame)
         for g in spec.groups:
-            assert (out.pays[g.name].reward.shape, out.pays[g.name].reward.dtype) == ((ROWS, g.n), dtype)
-            assert (out.pays[g.name].terminated.shape, out.pays[g.name].terminated.dtype) == ((ROWS, g.n), torch.bool)
+            assert (out.results[g.name].reward.shape, out.results[g.name].reward.dtype) == ((ROWS, g.n), dtype)
+            assert (out.results[g.name].terminated.shape, out.results[g.name].terminated.dtype) == ((ROWS, g.n), torch.bool)
         assert {k: (v.shape, v.dtype) for k, v in out.stats.items()} == dict.fromkeys(spec.stats, ((ROWS,), dtype))
         assert set(spec.stats.values()) <= {"sum", "mean", "last"}
     assert all(v.shape[0] == ROWS for v in world.get_state().values())
@@ -128,7 +128,7 @@ def test_the_end_of_an_episode(name: str) -> None:
     noise = noises(world, 5)
     for t, out in enumerate(play(world, 4), 1):
         assert out.over.tolist() == [t == 4] * ROWS
-        assert not any(p.terminated.any() for p in out.pays.values())
+        assert not any(p.terminated.any() for p in out.results.values())
         assert not any(v.start.any() for v in out.next.views.values())
         assert all(bool(v.start.all()) == (t == 4) for v in out.frame.views.values())
     fresh = make(name, ROWS, max_cycles=4)

@@ -31,7 +31,7 @@ HAPPENS = {  # what has to have happened for a run to prove anything
 
 
 @dataclass
-class Tally:
+class EpisodeStats:
     compared: int = 0  # agents x rows x steps x dtypes
     benchmarks: int = 0  # figures x rows x steps
     ties: int = 0
@@ -51,8 +51,8 @@ def far(ours: Any, theirs: Any) -> float:
 
 def play(
     name: str, actions: str, rows: int = 5, steps: int = 25, stages: dict[int, int] | None = None, **settings: Any
-) -> Tally:
-    tally, stages = Tally(), stages or {}
+) -> EpisodeStats:
+    episode_stats, stages = EpisodeStats(), stages or {}
     gen = torch.Generator().manual_seed(zlib.crc32(f"{name} {actions} {settings}".encode()))
     worlds = {dtype: make(name, rows, dtype, actions=actions, **settings) for dtype in CLOSE}
     refs = [Reference(name, actions, **settings) for _ in range(rows)]
@@ -95,47 +95,53 @@ def play(
         for row, ref in enumerate(refs):
             flat = [x for g in chosen.values() for x in g[row]]
             ref.step([x.numpy() if x.dim() else int(x) for x in flat], noise[row, begin:].numpy())
-            seen, paid, gone, cut, edge = ref.observe(), ref.rewards(), ref.terminated(), ref.truncated(), ref.on_edge()
+            seen, learner_reward, gone, cut, edge = (
+                ref.observe(),
+                ref.rewards(),
+                ref.terminated(),
+                ref.truncated(),
+                ref.on_edge(),
+            )
             figures = ref.benchmark()
             over = bool(gone.any() or cut.any())
             if over:
                 ref.reset(noise[row, :begin].numpy())
             fresh = ref.observe()
             for dtype, out in outs.items():
-                pays = agents_of(out.pays, "reward", row)
-                ended = np.array(agents_of(out.pays, "terminated", row), bool)
-                gaps = [far(agents_of(out.next.views, "obs", row), seen), far(pays, paid)]
+                results = agents_of(out.results, "reward", row)
+                ended = np.array(agents_of(out.results, "terminated", row), bool)
+                gaps = [far(agents_of(out.next.views, "obs", row), seen), far(results, learner_reward)]
                 gaps += [far([out.stats[k][row]], [v]) for k, v in figures.items()]
                 right = (ended == gone).all() and (bool(out.over[row]) and not ended.all()) == cut.all()
                 if dtype == torch.float64 or right:
                     gaps.append(far(agents_of(out.frame.views, "obs", row), fresh))
                 if dtype == torch.float32 and edge and not (right and max(gaps) < CLOSE[dtype]):
-                    tally.ties += 1
+                    episode_stats.ties += 1
                 else:
                     assert right, f"{dtype} step {t} row {row}: terminated {ended}, over {out.over[row]}; mpe2 {gone}, {cut}"
                     assert max(gaps) < CLOSE[dtype], f"{dtype} step {t} row {row}: obs, pay, figures, frame differ by {gaps}"
-                    tally.worst[dtype] = max(tally.worst[dtype], *gaps)
-                tally.compared += len(pays)
-            tally.benchmarks += len(figures)
-            tally.terminated += int(gone.any())
+                    episode_stats.worst[dtype] = max(episode_stats.worst[dtype], *gaps)
+                episode_stats.compared += len(results)
+            episode_stats.benchmarks += len(figures)
+            episode_stats.terminated += int(gone.any())
         same_state()
         for k, v in outs[torch.float64].stats.items():
-            tally.happened[k] = tally.happened.get(k, 0.0) + float(v.sum())
-    print(f"{name} {actions} {settings}: {tally}")
-    return tally
+            episode_stats.happened[k] = episode_stats.happened.get(k, 0.0) + float(v.sum())
+    print(f"{name} {actions} {settings}: {episode_stats}")
+    return episode_stats
 
 
 @pytest.mark.parametrize("actions", ["discrete", "continuous"])
 @pytest.mark.parametrize("name", AGENTS)
 def test_default_worlds_are_mpe2s(name: str, actions: str) -> None:
-    tally = play(name, actions)
-    assert tally.compared == 2 * 5 * 25 * AGENTS[name]
+    episode_stats = play(name, actions)
+    assert episode_stats.compared == 2 * 5 * 25 * AGENTS[name]
     figures = {"simple_spread": 3, "simple_adversary": 2, "simple_crypto": 2, "simple_speaker_listener": 1}
     figures |= {"simple_tag": 1, "simple_world_comm": 1, "collect_treasure": 2}
-    assert tally.benchmarks == 5 * 25 * figures.get(name, 0)
-    assert tally.ties <= 2
+    assert episode_stats.benchmarks == 5 * 25 * figures.get(name, 0)
+    assert episode_stats.ties <= 2
     for event in HAPPENS.get(name, ()):
-        assert tally.happened[event] > 0, f"no {event} in the whole run: it proves nothing about them"
+        assert episode_stats.happened[event] > 0, f"no {event} in the whole run: it proves nothing about them"
 
 
 VARIANTS: list[tuple[int, str, dict[str, Any]]] = [  # agents, id, settings
@@ -168,14 +174,14 @@ VARIANTS: list[tuple[int, str, dict[str, Any]]] = [  # agents, id, settings
 
 @pytest.mark.parametrize(("agents", "name", "settings"), VARIANTS, ids=lambda x: str(x).replace(" ", ""))
 def test_other_settings_are_mpe2s(agents: int, name: str, settings: dict[str, Any]) -> None:
-    tally = play(name, "discrete", **settings)
-    assert tally.compared == 2 * 5 * 25 * agents
-    assert tally.ties <= 2
+    episode_stats = play(name, "discrete", **settings)
+    assert episode_stats.compared == 2 * 5 * 25 * agents
+    assert episode_stats.ties <= 2
     if settings.get("terminate_on_success"):
-        assert tally.terminated > 0, "no episode ended in success: it proves nothing about that"
+        assert episode_stats.terminated > 0, "no episode ended in success: it proves nothing about that"
 
 
 def test_a_whole_episode_of_success_at_the_horizon_is_truncated() -> None:
-    tally = play("simple_formation", "discrete", n=1, terminate_on_success=True, max_cycles=1)
-    assert tally.happened["success"] > 0
-    assert tally.terminated == 0
+    episode_stats = play("simple_formation", "discrete", n=1, terminate_on_success=True, max_cycles=1)
+    assert episode_stats.happened["success"] > 0
+    assert episode_stats.terminated == 0

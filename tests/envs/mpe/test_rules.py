@@ -22,7 +22,7 @@ NEW = ["collect_treasure", "simple_formation", "simple_line"]  # OpenAI had none
 SAME = ["simple", "simple_crypto", "simple_push", "simple_tag"]  # OpenAI paid the same
 
 
-def pays(name: str, places: list[tuple[float, float]], rules: str = "mpe2", **settings: Any) -> list[float]:
+def results(name: str, places: list[tuple[float, float]], rules: str = "mpe2", **settings: Any) -> list[float]:
     """What the agents of one row are paid where everybody stands at `places`; settings in capitals belong to the state."""
     state = {k.lower(): torch.tensor([v]) for k, v in settings.items() if k.isupper()}
     world = make(name, 1, torch.float64, rules=rules, **{k: v for k, v in settings.items() if not k.isupper()})
@@ -34,11 +34,11 @@ def pays(name: str, places: list[tuple[float, float]], rules: str = "mpe2", **se
 def test_spread() -> None:
     """Agents at 0, 0.2 and 2, landmarks at 0, 1 and 2: the distances are 0, 0.8 and 0; the first two touch."""
     places = [(0.0, 0.0), (0.2, 0.0), (2.0, 0.0), (0.0, 0.0), (1.0, 0.0), (2.0, 0.0)]
-    assert pays("simple_spread", places) == [-0.9, -0.9, -0.4]  # half of 0.8, half of 1 for touching
-    assert pays("simple_spread", places, local_ratio=1.0) == [-1, -1, 0]
-    assert pays("simple_spread", places, curriculum=True) == [-0.4, -0.4, -0.4]
+    assert results("simple_spread", places) == [-0.9, -0.9, -0.4]  # half of 0.8, half of 1 for touching
+    assert results("simple_spread", places, local_ratio=1.0) == [-1, -1, 0]
+    assert results("simple_spread", places, curriculum=True) == [-0.4, -0.4, -0.4]
     # each agent 0.8, two that touch one other and all three that touch themselves; every one is paid all of it
-    assert pays("simple_spread", places, "openai") == [-7.4] * 3
+    assert results("simple_spread", places, "openai") == [-7.4] * 3
 
 
 def test_spread_returns_convert() -> None:
@@ -53,7 +53,7 @@ def test_spread_returns_convert() -> None:
         actions = random_actions(worlds["mpe2"], gen)
         for rules, world in worlds.items():
             out = world.step(actions, noise[t + 1])
-            returns[rules] += out.pays["agents"].reward
+            returns[rules] += out.results["agents"].reward
             touched += float(out.stats["collisions"].sum())
     assert touched > 0
     assert returns["mpe2"].std(1).max() > 0  # own collisions differ
@@ -63,42 +63,42 @@ def test_spread_returns_convert() -> None:
 def test_adversary() -> None:
     """The goal is the second landmark, at 0; the adversary 2 away, the good 0.5 and 3."""
     places = [(0.0, 2.0), (0.5, 0.0), (3.0, 0.0), (9.0, 9.0), (0.0, 0.0)]
-    assert pays("simple_adversary", places, GOAL=[1]) == [-2, 1.5, 1.5]
-    assert pays("simple_adversary", places, "openai", GOAL=[1]) == [-4, 1.5, 1.5]
+    assert results("simple_adversary", places, GOAL=[1]) == [-2, 1.5, 1.5]
+    assert results("simple_adversary", places, "openai", GOAL=[1]) == [-4, 1.5, 1.5]
 
 
 def test_reference() -> None:
     """Agent 0 knows that agent 1, at (1, 0), should be at (1, 2); agent 1 that agent 0, at 0, should be at (0, 3)."""
     places = [(0.0, 0.0), (1.0, 0.0), (1.0, 2.0), (0.0, 3.0), (7.0, 7.0)]
-    assert pays("simple_reference", places, GOAL=[0, 1]) == [-2.25, -2.75]  # own 2 and 3, mean 2.5
-    assert pays("simple_reference", places, local_ratio=1.0, GOAL=[0, 1]) == [-2, -3]
-    assert pays("simple_reference", places, "openai", GOAL=[0, 1]) == [-13, -13]
+    assert results("simple_reference", places, GOAL=[0, 1]) == [-2.25, -2.75]  # own 2 and 3, mean 2.5
+    assert results("simple_reference", places, local_ratio=1.0, GOAL=[0, 1]) == [-2, -3]
+    assert results("simple_reference", places, "openai", GOAL=[0, 1]) == [-13, -13]
 
 
 def test_speaker_listener() -> None:
     places = [(5.0, 5.0), (0.0, 0.0), (9.0, 9.0), (0.0, 3.0), (9.0, 9.0)]
-    assert pays("simple_speaker_listener", places, GOAL=[1]) == [-9, -9]
-    assert pays("simple_speaker_listener", places, "openai", GOAL=[1]) == [-18, -18]
+    assert results("simple_speaker_listener", places, GOAL=[1]) == [-9, -9]
+    assert results("simple_speaker_listener", places, "openai", GOAL=[1]) == [-18, -18]
 
 
 def test_crypto() -> None:
     """The secret is word 0. Eve says word 1, which is off by 2; Bob says 0 and is right."""
     still = [(0.0, 0.0)] * 5
     said = [[0.0, 1, 0, 0], [1.0, 0, 0, 0], [0.0, 0, 1, 0]]
-    assert pays("simple_crypto", still, GOAL=[0, 1], COMM=said) == [-2, 2, 2]
+    assert results("simple_crypto", still, GOAL=[0, 1], COMM=said) == [-2, 2, 2]
     said[0] = [0.0] * 4  # Eve is silent
-    assert pays("simple_crypto", still, GOAL=[1, 1], COMM=said) == [0, -2, -2]
+    assert results("simple_crypto", still, GOAL=[1, 1], COMM=said) == [0, -2, -2]
 
 
 def test_push() -> None:
     places = [(0.0, 1.0), (3.0, 0.0), (9.0, 9.0), (0.0, 0.0)]
-    assert pays("simple_push", places, GOAL=[1]) == [2, -3]
+    assert results("simple_push", places, GOAL=[1]) == [2, -3]
 
 
 def test_tag() -> None:
     """Two predators touch the first prey; the second is beyond the edge in x, and near it in y."""
     places = [(0.0, 0.0), (0.1, 0.0), (0.5, 0.5), (0.05, 0.0), (1.5, -0.95)]
-    got = pays("simple_tag", places, num_good=2, num_obstacles=0)
+    got = results("simple_tag", places, num_good=2, num_obstacles=0)
     assert got == [20, 20, 20, -20, round(-math.exp(1.0) - 0.5, 9)]
 
 
@@ -107,13 +107,13 @@ def test_world_comm() -> None:
     places = [(0.0, 0.0), (0.0, 0.9), (0.1, 0.0), (0.1, 0.8), (0.1, 0.05), (0.5, 0.8)]
     settings = {"num_good": 2, "num_adversaries": 2, "num_obstacles": 0, "num_food": 2, "num_forests": 0}
     near = round(math.hypot(0.1, 0.1), 9)  # the second predator is this near to the second prey, and touches nothing
-    assert pays("simple_world_comm", places, **settings) == [
+    assert results("simple_world_comm", places, **settings) == [
         4.99,  # 5 - 0.1 * 0.1
         round(5 - 0.1 * near, 9),
         round(-5 + 2 - 0.05 * 0.05, 9),
         round(-0.05 * 0.4, 9),
     ]
-    got = pays("simple_world_comm", places, "openai", **settings)
+    got = results("simple_world_comm", places, "openai", **settings)
     assert got[2:] == [round(-5 + 2 + 0.05 * 0.05, 9), round(0.05 * 0.4, 9)]
 
 
@@ -145,9 +145,9 @@ def test_in_place_in_any_order_is_success(name: str, places: list[tuple[float, f
     out = world.step({"agents": torch.zeros(2, 4, dtype=torch.long)}, torch.rand(2, world.noise))
     assert out.stats["success"].tolist() == [1, 0]
     assert out.over.tolist() == [True, False]
-    assert out.pays["agents"].terminated.tolist() == [[True] * 4, [False] * 4]
-    assert abs(float(out.pays["agents"].reward[0, 0])) < 1e-9
-    assert float(out.pays["agents"].reward[1, 0]) < -0.01
+    assert out.results["agents"].terminated.tolist() == [[True] * 4, [False] * 4]
+    assert abs(float(out.results["agents"].reward[0, 0])) < 1e-9
+    assert float(out.results["agents"].reward[1, 0]) < -0.01
 
 
 def test_treasures_are_taken_in_turn() -> None:
@@ -164,9 +164,9 @@ def test_treasures_are_taken_in_turn() -> None:
     assert world.state["here"].tolist() == [[False, False]]
     assert out.stats["picked"].tolist() == [2]
     assert out.stats["delivered"].tolist() == [1]
-    assert [round(x, 9) for x in out.pays["collector"].reward[0].tolist()] == [15, 15 - 0.87]
+    assert [round(x, 9) for x in out.results["collector"].reward[0].tolist()] == [15, 15 - 0.87]
     # the deposit of kind 1 has nobody coming: 0.15 to the middle of the collectors
-    assert [round(x, 9) for x in out.pays["deposit"].reward[0].tolist()] == [15 - 0.87, 15 - 0.015]
+    assert [round(x, 9) for x in out.results["deposit"].reward[0].tolist()] == [15 - 0.87, 15 - 0.015]
     out = world.step(still, torch.full((1, world.noise), 0.25))  # both come back, where noise says, and cannot be taken yet
     assert world.state["here"].tolist() == [[True, True]]
     assert torch.allclose(world.state["pos"][0, 4:], torch.tensor(-0.475, dtype=torch.float64))
@@ -201,10 +201,10 @@ def test_rules_change_pay_alone(name: str) -> None:
     for t in range(1, 6):
         actions = random_actions(worlds[0], gen)
         a, b = (world.step(actions, noise[t]) for world in worlds)
-        for g in a.pays:
+        for g in a.results:
             assert torch.equal(a.next[g].obs, b.next[g].obs)  # type: ignore[arg-type]
-            assert torch.equal(a.pays[g].terminated, b.pays[g].terminated)
-            differ |= not torch.equal(a.pays[g].reward, b.pays[g].reward)
+            assert torch.equal(a.results[g].terminated, b.results[g].terminated)
+            differ |= not torch.equal(a.results[g].reward, b.results[g].reward)
         assert all(torch.equal(a.stats[k], b.stats[k]) for k in a.stats)
     assert differ == (name not in SAME)
 

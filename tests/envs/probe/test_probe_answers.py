@@ -96,7 +96,7 @@ def mean_return(world: Probe, how: str) -> dict[str, float]:
         actions = world.solution(world.state) if how == "best" else guess(world, frame, g)
         out = world.step(actions, draw(world, g))
         for x in total:
-            total[x] += out.pays[x].reward * live
+            total[x] += out.results[x].reward * live
         live = live * ~out.over[:, None]
         frame = out.frame
     assert not live.any()
@@ -124,10 +124,10 @@ def test_says_what_it_is(stem: str) -> None:
 @pytest.mark.parametrize("how", ["best", "random"])
 def test_answer_is_what_the_world_pays(stem: str, settings: dict[str, Any], how: str) -> None:
     world = make(stem, settings, 20_000)
-    claimed, paid = getattr(world.answer, how), mean_return(world, how)
+    claimed, learner_reward = getattr(world.answer, how), mean_return(world, how)
     wide = 0.7 if "penalty" in settings.values() else 0.15 if "climbing" in world.config.__dict__.values() else 0.06
     exact = how == "best" and not settings.get("stagger") and stem not in ("probe_observation", "probe_delay", "probe_teams")
-    assert paid == pytest.approx(claimed, abs=1e-9 if exact else wide)
+    assert learner_reward == pytest.approx(claimed, abs=1e-9 if exact else wide)
     assert set(claimed) == {g.name for g in world.spec.groups} == set(world.answer.floor)
     assert all(world.answer.floor[g] <= world.answer.best[g] for g in claimed)
 
@@ -139,19 +139,19 @@ def test_values_are_what_playing_on_from_each_state_gives(stem: str, settings: d
     rows = frames["agents"].obs.shape[0]
     world = make(stem, settings, rows)
     assert isinstance(world, Valued)
-    seen = torch.cat([frames["agents"].obs.flatten(1), frames["agents"].acts], 1)
+    seen = torch.cat([frames["agents"].obs.flatten(1), frames["agents"].active], 1)
     assert len(seen.unique(dim=0)) == rows or stem in ("probe_deaths",)  # the dead hide their symbol
     g = torch.Generator().manual_seed(2)
     frame = world.set_state(world.states())
-    first = frame["agents"].acts
+    first = frame["agents"].active
     worth, weight, live = torch.zeros_like(first, dtype=torch.float64), torch.ones_like(first, dtype=torch.float64), first
     for t in range(300):
         view = frame["agents"]
-        weight = torch.where(view.acts & (t > 0), weight * gamma, weight)  # gamma counts an agent's own turns
+        weight = torch.where(view.active & (t > 0), weight * gamma, weight)  # gamma counts an agent's own turns
         actions = guess(world, frame, g) if world.idle else world.solution(world.state)
         out = world.step(actions, draw(world, g))
-        worth = worth + out.pays["agents"].reward * weight * live
-        live = live & ~out.pays["agents"].terminated  # a cut is no end: play on
+        worth = worth + out.results["agents"].reward * weight * live
+        live = live & ~out.results["agents"].terminated  # a cut is no end: play on
         frame = out.frame
     values = world.values(gamma)["agents"]
     assert values.shape == first.shape
@@ -169,16 +169,16 @@ def test_contract(stem: str, settings: dict[str, Any]) -> None:
         assert set(out.stats) == set(world.spec.stats)
         assert all(s.shape == (64,) for s in out.stats.values())
         for group in world.spec.groups:
-            before, after, fresh, pay = frame[group.name], out.next[group.name], out.frame[group.name], out.pays[group.name]
+            before, after, fresh, pay = frame[group.name], out.next[group.name], out.frame[group.name], out.results[group.name]
             for view in (after, fresh):
                 for shape, seen in parts(group, view):
                     assert seen.shape == (64, group.n, *shape)
                     assert seen.dtype == (torch.uint8 if len(shape) == 3 else torch.float64)  # pictures are bytes
-                assert view.alive.shape == view.acts.shape == view.start.shape == (64, group.n)
-                assert not (view.acts & ~view.alive).any()
+                assert view.alive.shape == view.active.shape == view.start.shape == (64, group.n)
+                assert not (view.active & ~view.alive).any()
                 assert not (view.start & ~view.alive).any()
                 assert (view.legal is not None) == group.masked
-                assert group.mortal or bool(view.acts.all())
+                assert group.mortal or bool(view.active.all())
                 if view.legal is not None:
                     assert all(x.any(-1).all() for x in view.legal.split(list(group.action.sizes), -1))
             assert not (pay.terminated & ~before.alive).any()

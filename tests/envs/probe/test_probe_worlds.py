@@ -45,8 +45,8 @@ def test_constant() -> None:
     frame = world.reset(rand(world, [], []))
     assert frame["agents"].obs.tolist() == [[[0.0]], [[0.0]]]
     out = world.step(long([0], [1]), rand(world, [], []))
-    assert out.pays["agents"].reward.tolist() == [[1.0], [1.0]]
-    assert out.pays["agents"].terminated.tolist() == [[True], [True]]
+    assert out.results["agents"].reward.tolist() == [[1.0], [1.0]]
+    assert out.results["agents"].terminated.tolist() == [[True], [True]]
     assert out.over.tolist() == [True, True]
     assert out.next["agents"].start.tolist() == [[False], [False]]
     assert out.frame["agents"].start.tolist() == [[True], [True]]
@@ -58,8 +58,8 @@ def test_observation() -> None:
     frame = world.reset(rand(world, [0.2], [0.7]))
     assert frame["agents"].obs.tolist() == [[[-1.0]], [[1.0]]]
     out = world.step(long([0], [0]), rand(world, [0.9], [0.9]))
-    assert out.pays["agents"].reward.tolist() == [[-1.0], [1.0]]  # of what was seen, not of what comes next
-    assert out.pays["agents"].terminated.all()
+    assert out.results["agents"].reward.tolist() == [[-1.0], [1.0]]  # of what was seen, not of what comes next
+    assert out.results["agents"].terminated.all()
     assert out.over.all()
     assert out.next["agents"].obs.tolist() == [[[-1.0]], [[1.0]]]
     assert out.frame["agents"].obs.tolist() == [[[1.0]], [[1.0]]]
@@ -72,13 +72,13 @@ def test_delay() -> None:
     frame = world.reset(rand(world, [0.2], [0.7]))
     assert frame["agents"].obs.tolist() == [[[-1.0, 0.0]], [[1.0, 0.0]]]
     out = world.step(long([0], [0]), rand(world, [0.9], [0.9]))
-    assert out.pays["agents"].reward.tolist() == [[0.0], [0.0]]
-    assert not out.pays["agents"].terminated.any()
+    assert out.results["agents"].reward.tolist() == [[0.0], [0.0]]
+    assert not out.results["agents"].terminated.any()
     assert not out.over.any()
     assert out.frame["agents"].obs.tolist() == [[[-1.0, 1.0]], [[1.0, 1.0]]]
     out = world.step(long([0], [0]), rand(world, [0.9], [0.1]))
-    assert out.pays["agents"].reward.tolist() == [[-1.0], [1.0]]
-    assert out.pays["agents"].terminated.all()
+    assert out.results["agents"].reward.tolist() == [[-1.0], [1.0]]
+    assert out.results["agents"].terminated.all()
     assert out.over.all()
     assert out.frame["agents"].obs.tolist() == [[[1.0, 0.0]], [[-1.0, 0.0]]]
     assert world.frames()["agents"].obs[:, 0].tolist() == [[-1, 0], [1, 0], [-1, 1], [1, 1]]
@@ -90,8 +90,8 @@ def test_truncated() -> None:
     world.reset(rand(world, []))
     for t in range(10):
         out = world.step(long([1]), rand(world, []))
-        assert out.pays["agents"].reward.item() == 1.0
-        assert not out.pays["agents"].terminated.any()
+        assert out.results["agents"].reward.item() == 1.0
+        assert not out.results["agents"].terminated.any()
         assert out.over.item() == (t % 5 == 4)
         assert out.next["agents"].obs.item() == 0.0
         assert out.next["agents"].alive.item() is True
@@ -108,7 +108,7 @@ def test_staggered_rows_end_apart(cls: type[Probe]) -> None:
     for _ in range(5):
         out = world.step(long([0], [0], [0]), rand(world, [0.0], [0.0], [0.0]))
         overs.append(out.over.tolist())
-        dead.append(out.pays["agents"].terminated[:, 0].tolist())
+        dead.append(out.results["agents"].terminated[:, 0].tolist())
     assert overs == [[False, False, True], [False] * 3, [False, True, False], [False] * 3, [True, False, False]]
     assert dead == (overs if cls is ProbeTerminated else [[False] * 3] * 5)
 
@@ -119,8 +119,8 @@ def test_terminated() -> None:
     for t in range(5):
         assert frame["agents"].obs[0, 0].tolist() == [float(i == t) for i in range(5)]
         out = world.step(long([0]), rand(world, []))
-        assert out.pays["agents"].reward.item() == 1.0
-        assert out.pays["agents"].terminated.item() == out.over.item() == (t == 4)
+        assert out.results["agents"].reward.item() == 1.0
+        assert out.results["agents"].terminated.item() == out.over.item() == (t == 4)
         frame = out.frame
     assert out.next["agents"].obs[0, 0].tolist() == [0.0] * 5
     assert frame["agents"].obs[0, 0].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -141,8 +141,8 @@ def test_matrix(payoff: str, table: list[list[int]]) -> None:
     assert frame["agents"].obs.tolist() == [[[1.0], [1.0]]] * 9
     pairs = list(product(range(3), repeat=2))
     out = world.step(long(*pairs), torch.zeros(9, 0))
-    assert out.pays["agents"].reward.tolist() == [[table[i][j]] * 2 for i, j in pairs]
-    assert out.pays["agents"].terminated.all()
+    assert out.results["agents"].reward.tolist() == [[table[i][j]] * 2 for i, j in pairs]
+    assert out.results["agents"].terminated.all()
     assert out.over.all()
     assert world.answer.floor == {"agents": 5.0 if payoff == "climbing" else 2.0}
 
@@ -182,8 +182,8 @@ def test_copy_discrete() -> None:
     for t in range(8):
         seen = world.state["symbol"][0, :, 0].tolist()
         out = world.step(long([seen[0], (seen[1] + 1) % 3]), rand(world, [0.99, 0.0, 0.5, 0.1]))
-        assert out.pays["agents"].reward.tolist() == [[1.0, 0.0]]
-        assert not out.pays["agents"].terminated.any()
+        assert out.results["agents"].reward.tolist() == [[1.0, 0.0]]
+        assert not out.results["agents"].terminated.any()
         assert out.over.item() == (t == 7)
         assert out.next["agents"].obs.tolist() == [[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]
     assert out.frame["agents"].obs.tolist() == [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]
@@ -195,7 +195,7 @@ def test_copy_multi() -> None:
     frame = world.reset(rand(world, [0.4, 0.6, 0.9, 0.1, 0, 0, 0, 0]))  # symbols (1, 1) and (2, 0)
     assert frame["agents"].obs.tolist() == [[[0, 1, 0, 0, 1], [0, 0, 1, 1, 0]]]
     out = world.step(long([[1, 0], [2, 0]]), rand(world, [0.0] * 8))
-    assert out.pays["agents"].reward.tolist() == [[0.5, 1.0]]
+    assert out.results["agents"].reward.tolist() == [[0.5, 1.0]]
 
 
 def test_copy_continuous() -> None:
@@ -204,7 +204,7 @@ def test_copy_continuous() -> None:
     frame = world.reset(rand(world, [0.5, 0.25, 0.0, 0.0]))
     assert frame["agents"].obs.tolist() == [[[-0.5, 0.5]]]
     out = world.step({"agents": torch.tensor([[[0.5, 0.0]]])}, rand(world, [0.0, 0.0, 0.0, 0.75]))
-    assert out.pays["agents"].reward.tolist() == [[-(1.0 + 0.25) / 2]]
+    assert out.results["agents"].reward.tolist() == [[-(1.0 + 0.25) / 2]]
     assert out.next["agents"].obs.tolist() == [[[-2.0, 1.5]]]
 
 
@@ -216,11 +216,11 @@ def test_deaths() -> None:
     assert frame["agents"].obs[0].tolist() == [[0, 1, 1, *[0] * 7], [0] * 10, [1, 0, 1, *[0] * 7]]
     for t in range(8):
         view = frame["agents"]
-        assert view.alive.tolist() == view.acts.tolist() == [lives[t]]
+        assert view.alive.tolist() == view.active.tolist() == [lives[t]]
         assert view.start.tolist() == [[t == 0, t == 2, t == 0]]
         assert (view.obs.abs().sum(-1) > 0).tolist() == [lives[t]]
         out = world.step(long([1, 1, 1]), rand(world, [0.9, 0.9, 0.1, 0.9, 0.9, 0.1]))
-        pay = out.pays["agents"]
+        pay = out.results["agents"]
         assert pay.reward.tolist() == [[float(lives[t][0]), float(lives[t][1]), 0.0]]  # agent_2 copies wrongly
         assert pay.shaping is not None
         assert pay.shaping.tolist() == [[0.0 if x else 10.0 for x in lives[t]]]
@@ -251,7 +251,7 @@ def test_illegal_discrete() -> None:
         assert frame["agents"].legal is not None
         assert frame["agents"].legal.tolist() == [[[False, True, True, False, True]]]
         out = world.step(long([action]), rand(world, [*blank, 0.99, 0.9, 0.9, 0.9, 0.9, 0.9]))
-        assert out.pays["agents"].reward.tolist() == [[reward]]
+        assert out.results["agents"].reward.tolist() == [[reward]]
         assert out.stats["illegal"].tolist() == [illegal]
         assert out.next["agents"].legal is not None
         assert out.next["agents"].legal.tolist() == [[[False, False, False, False, True]]]
@@ -268,12 +268,12 @@ def test_illegal_multi() -> None:
         assert frame["agents"].legal.tolist() == [[[True, True, False, True, True]]]
         assert frame["agents"].obs.tolist() == [[[1, 0, 0, 0, 1]]]
         out = world.step(long([action]), start)
-        assert out.pays["agents"].reward.tolist() == [[reward]]
+        assert out.results["agents"].reward.tolist() == [[reward]]
         assert out.stats["illegal"].tolist() == [illegal]
     for t in range(7):
         out = world.step(long([[0, 1]]), start)
         assert out.over.item() == (t == 6)
-        assert not out.pays["agents"].terminated.any()
+        assert not out.results["agents"].terminated.any()
 
 
 def test_illegal_random_by_hand() -> None:
@@ -305,8 +305,8 @@ def test_image() -> None:
         corners = [1, 2] if t == 0 else [3, 0]
         says = [[corners[0]], [corners[1] if t != 3 else 3 - corners[1]]]  # the second errs once
         out = world.step(long(*says), noise)
-        rewards.append(out.pays["agents"].reward[:, 0].tolist())
-        assert not out.pays["agents"].terminated.any()
+        rewards.append(out.results["agents"].reward[:, 0].tolist())
+        assert not out.results["agents"].terminated.any()
         assert out.over.tolist() == [t == 7] * 2
         assert out.next["agents"].obs[:, 0, 0].tolist() == [picture(6, 6), picture(1, 0)]
     assert rewards == [[1.0, 1.0]] * 3 + [[1.0, 0.0]] + [[1.0, 1.0]] * 4
@@ -323,9 +323,9 @@ def test_image_beside_numbers() -> None:
     assert frame["agents"].obs["asks"].tolist() == [[[0.0, 1.0], [1.0, 0.0]]]
     assert frame["agents"].obs["picture"][0, :, 0].tolist() == [picture(5, 2)] * 2
     assert (frame["agents"].obs["picture"].dtype, frame["agents"].obs["asks"].dtype) == (torch.uint8, torch.float64)
-    assert world.step(long([2, 1]), start).pays["agents"].reward.tolist() == [[1.0, 1.0]]
+    assert world.step(long([2, 1]), start).results["agents"].reward.tolist() == [[1.0, 1.0]]
     world.reset(start)
-    assert world.step(long([1, 2]), start).pays["agents"].reward.tolist() == [[0.0, 0.0]]
+    assert world.step(long([1, 2]), start).results["agents"].reward.tolist() == [[0.0, 0.0]]
 
 
 def test_memory() -> None:
@@ -335,8 +335,8 @@ def test_memory() -> None:
     for t in range(4):
         seen.append(frame["agents"].obs[:, 0].tolist())
         out = world.step(long([1], [1]), rand(world, [0.9], [0.1]))
-        assert out.pays["agents"].reward.tolist() == ([[-1.0], [1.0]] if t == 3 else [[0.0], [0.0]])
-        assert out.pays["agents"].terminated.tolist() == [[t == 3]] * 2
+        assert out.results["agents"].reward.tolist() == ([[-1.0], [1.0]] if t == 3 else [[0.0], [0.0]])
+        assert out.results["agents"].terminated.tolist() == [[t == 3]] * 2
         assert out.over.tolist() == [t == 3] * 2
         frame = out.frame
     assert seen == [[[-1, 0], [1, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 1], [0, 1]]]
@@ -351,7 +351,7 @@ def test_turns() -> None:
     for t in range(6):
         view = frame["agents"]
         mover = t % 2
-        assert view.acts.tolist() == [[mover == 0, mover == 1], [mover == 1, mover == 0]]
+        assert view.active.tolist() == [[mover == 0, mover == 1], [mover == 1, mover == 0]]
         assert view.alive.all()
         assert view.start.all() == (t == 0) == view.start.any()
         assert view.obs[0, mover].tolist() == [0, 1, *[float(i == t) for i in range(6)]]
@@ -359,14 +359,14 @@ def test_turns() -> None:
         wrong = t == 2  # the one who begins errs once; the one who waits says what is wrong, and it does not count
         says = [1 - int(wrong), 0] if mover == 0 else [0, 1]
         out = world.step(long(says, says[::-1]), rand(world, [0.1, 0.9, 0.9], [0.9, 0.9, 0.9]))
-        rewards.append(out.pays["agents"].reward[0].tolist())
-        assert torch.equal(out.pays["agents"].reward[0], out.pays["agents"].reward[1].flip(0))
-        assert out.pays["agents"].terminated.tolist() == [[t == 5] * 2] * 2
+        rewards.append(out.results["agents"].reward[0].tolist())
+        assert torch.equal(out.results["agents"].reward[0], out.results["agents"].reward[1].flip(0))
+        assert out.results["agents"].terminated.tolist() == [[t == 5] * 2] * 2
         assert out.over.tolist() == [t == 5] * 2
         frame = out.frame
     assert rewards == [[0, 0], [1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]
     out = world.step(long([0, 0], [0, 0]), rand(world, [0, 0, 0], [0, 0, 0]))
-    assert out.pays["agents"].reward.tolist() == [[0, 0], [0, 0]]  # the last move of the last episode is paid no more
+    assert out.results["agents"].reward.tolist() == [[0, 0], [0, 0]]  # the last move of the last episode is paid no more
 
 
 def test_turns_values() -> None:
@@ -387,25 +387,25 @@ def test_teams() -> None:
     for t in range(8):
         act = {"pair": torch.tensor([[1, 1]]), "lone": torch.tensor([[1]])}
         out = world.step(act, rand(world, [0.1, 0.5, 0.9, 0.1, 0.5, 0.9]))
-        assert out.pays["pair"].reward.tolist() == [[-1.0, 0.0]]
-        assert out.pays["pair"].shaping is not None
-        assert out.pays["pair"].shaping.tolist() == [[0.0, -2.0]]
-        assert out.pays["lone"].reward.tolist() == [[0.5]]
-        assert out.pays["lone"].shaping is None
+        assert out.results["pair"].reward.tolist() == [[-1.0, 0.0]]
+        assert out.results["pair"].shaping is not None
+        assert out.results["pair"].shaping.tolist() == [[0.0, -2.0]]
+        assert out.results["lone"].reward.tolist() == [[0.5]]
+        assert out.results["lone"].shaping is None
         assert (out.stats["score_pair"].item(), out.stats["score_lone"].item()) == (0.5, 1.0)
         assert out.over.item() == (t == 7)
-        assert not out.pays["pair"].terminated.any()
+        assert not out.results["pair"].terminated.any()
     out = world.step({"pair": torch.tensor([[0, 2]]), "lone": torch.tensor([[0]])}, rand(world, [0.0] * 6))
-    assert out.pays["pair"].reward.tolist() == [[1.0, 0.0]]
-    assert out.pays["pair"].shaping is not None
-    assert out.pays["pair"].shaping.tolist() == [[0.0, 0.0]]  # pair_0 hits and gets no shaping, pair_1 misses
-    assert out.pays["lone"].reward.tolist() == [[-0.5]]
+    assert out.results["pair"].reward.tolist() == [[1.0, 0.0]]
+    assert out.results["pair"].shaping is not None
+    assert out.results["pair"].shaping.tolist() == [[0.0, 0.0]]  # pair_0 hits and gets no shaping, pair_1 misses
+    assert out.results["lone"].reward.tolist() == [[-0.5]]
     own = make(ProbeTeams)
     own.reset(rand(own, [0.1, 0.5, 0.9, 0, 0, 0]))
     out = own.step({"pair": torch.tensor([[1, 1]]), "lone": torch.tensor([[1]])}, rand(own, [0.0] * 6))
-    assert out.pays["pair"].reward.tolist() == [[0.0, 1.0]]
-    assert out.pays["lone"].reward.tolist() == [[1.0]]
-    assert out.pays["pair"].shaping is None
+    assert out.results["pair"].reward.tolist() == [[0.0, 1.0]]
+    assert out.results["lone"].reward.tolist() == [[1.0]]
+    assert out.results["pair"].shaping is None
 
 
 def test_teams_answers() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State, World
-from shoal.spec import EnvSpec, Frame, Group, Pay, Space, UserError
+from shoal.spec import EnvSpec, Frame, Group, Result, Space, UserError
 
 GREY, DARK, BLUE, GREEN, RED = (0.6, 0.62, 0.68), (0.2, 0.22, 0.28), (0.35, 0.35, 0.85), (0.3, 0.7, 0.4), (0.85, 0.35, 0.35)
 
@@ -41,7 +41,7 @@ class Solo(World, ABC):
     def move(self, state: State, reward: Tensor, ended: Tensor | None = None) -> Move:
         """reward [B], ended [B]."""
         gone = self.never(1) if ended is None else ended[:, None]
-        return Move(state, {"agents": Pay(reward[:, None], gone)}, ended)
+        return Move(state, {"agents": Result(reward[:, None], gone)}, ended)
 
     def show(self, state: State, *seen: Tensor) -> Frame:
         """seen: [B] each."""

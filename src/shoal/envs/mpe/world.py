@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Circle, Move, Sketch, State, World
-from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, Slots, Space, UserError
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, Slots, Space, UserError
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
 MOST_BODIES = 10_000  # of a kind
@@ -180,11 +180,11 @@ class Scenario(World, ABC):
         reward, stats = self.judge(w)
         # at the horizon the reference truncates, done or not
         done = None if self.fixed_length else (stats["success"] > 0) & (state["clock"] + 1 < self.config.max_cycles)
-        pays = {}
+        results = {}
         for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
             gone = self.never(g.n) if done is None else done[:, None].expand(self.rows, g.n)
-            pays[g.name] = Pay(reward[:, members[0] : members[-1] + 1], gone)
-        return Move(w, pays, done, stats)
+            results[g.name] = Result(reward[:, members[0] : members[-1] + 1], gone)
+        return Move(w, results, done, stats)
 
     def observe(self, state: State) -> Frame:
         parts = self.sees(state)

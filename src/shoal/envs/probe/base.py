@@ -4,7 +4,7 @@
     world.solution(state)   the best actions in a state, for those who want to see the best return paid
     world.states()          `Valued` worlds alone: every state that can be acted in, one a row
     world.frames()          what is seen in them: evaluate a critic on this ...
-    world.values(gamma)     ... and compare with this, group -> [states, N], where `acts` holds (zero elsewhere)
+    world.values(gamma)     ... and compare with this, group -> [states, N], where `active` holds (zero elsewhere)
 
 Values are those of the best policy; where `world.idle` is true no action matters, and they are those of any policy.
 They are written here in closed form, apart from `ops/returns.py`, because they are there to catch it out.
@@ -118,7 +118,7 @@ class Idle(Valued, ABC):
 
     def assemble(self, obs: int, horizon: int, common: bool = True) -> None:
         n = self.config.n
-        self.spec = EnvSpec((crew(n, obs, SPACES[self.config.actions]),), common=common or n == 1, horizon=horizon)
+        self.spec = EnvSpec((agent_group(n, obs, SPACES[self.config.actions]),), common=common or n == 1, horizon=horizon)
 
     def solution(self, state: State) -> dict[str, Tensor]:
         space, n = self.spec.groups[0].action, self.config.n
@@ -205,7 +205,7 @@ class Copying:
         return symbol[..., 0] if isinstance(self.space, Discrete) else symbol
 
 
-def crew(n: int, obs: int, space: Space, name: str = "agents", **more: Any) -> Group:
+def agent_group(n: int, obs: int, space: Space, name: str = "agents", **more: Any) -> Group:
     stem = "agent" if name == "agents" else name
     return Group(name, more.pop("team", name), tuple(f"{stem}_{i}" for i in range(n)), (obs,), space, **more)
 

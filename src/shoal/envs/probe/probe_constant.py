@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Answer, Idle
-from shoal.spec import Frame, Pay
+from shoal.spec import Frame, Result
 
 
 class ProbeConstant(Idle):
@@ -19,7 +19,7 @@ class ProbeConstant(Idle):
         return {}
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
-        return Move(state, {"agents": Pay(self.one, self.last(state)[:, None].expand_as(self.one))})
+        return Move(state, {"agents": Result(self.one, self.last(state)[:, None].expand_as(self.one))})
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(torch.zeros_like(self.one)[..., None], state["clock"])})

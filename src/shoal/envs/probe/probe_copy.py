@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import SPACES, Answer, Copying, Crowd, Probe, crew
-from shoal.spec import EnvSpec, Frame, Pay
+from shoal.envs.probe.base import SPACES, Answer, Copying, Crowd, Probe, agent_group
+from shoal.spec import EnvSpec, Frame, Result
 
 STEPS = 8
 
@@ -29,14 +29,14 @@ class ProbeCopy(Probe):
         n = self.config.n
         self.task = Copying(SPACES[self.config.actions], self)
         self.noise_begin = self.noise_step = n * self.task.draws
-        self.spec = EnvSpec((crew(n, self.task.width, self.task.space),), common=n == 1, horizon=STEPS)
+        self.spec = EnvSpec((agent_group(n, self.task.width, self.task.space),), common=n == 1, horizon=STEPS)
 
     def begin(self, noise: Tensor) -> State:
         return {"symbol": self.task.draw(noise)}  # [B, N, D]
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         reward = self.task.score(state["symbol"], actions["agents"])
-        return Move({"symbol": self.task.draw(noise)}, {"agents": Pay(reward, self.never(self.config.n))})
+        return Move({"symbol": self.task.draw(noise)}, {"agents": Result(reward, self.never(self.config.n))})
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(self.task.show(state["symbol"]), state["clock"])})

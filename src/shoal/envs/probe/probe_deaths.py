@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Copying, Valued, annuity, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay, View
+from shoal.envs.probe.base import Answer, Copying, Valued, agent_group, annuity
+from shoal.spec import Discrete, EnvSpec, Frame, Result, View
 
 LIVES = ((0, 3), (2, 8), (0, 5))  # first step, and the step before which it is dead
 STEPS = 8
@@ -33,7 +33,7 @@ class ProbeDeaths(Valued):
         self.task, self.idle = Copying(Discrete(2), self), not self.config.copy
         self.noise_begin = self.noise_step = 3
         self.arrival, self.death = self.index([a for a, _ in LIVES]), self.index([d for _, d in LIVES])  # [N]
-        self.spec = EnvSpec((crew(3, 2 + STEPS, self.task.space, mortal=True),), horizon=STEPS)
+        self.spec = EnvSpec((agent_group(3, 2 + STEPS, self.task.space, mortal=True),), horizon=STEPS)
 
     def begin(self, noise: Tensor) -> State:
         return {"symbol": self.task.draw(noise)}  # [B, N, 1]
@@ -46,7 +46,7 @@ class ProbeDeaths(Valued):
             else torch.ones_like(alive, dtype=self.dtype)
         )
         dies = alive & (state["clock"][:, None] + 1 == self.death)
-        pay = Pay(score * alive, dies, self.config.ghost * (~alive).to(self.dtype))
+        pay = Result(score * alive, dies, self.config.ghost * (~alive).to(self.dtype))
         return Move({"symbol": self.task.draw(noise)}, {"agents": pay})
 
     def observe(self, state: State) -> Frame:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Answer, Idle
-from shoal.spec import Frame, Pay
+from shoal.spec import Frame, Result
 
 
 class ProbeDelay(Idle):
@@ -24,7 +24,7 @@ class ProbeDelay(Idle):
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         sign, last = state["sign"], self.last(state)[:, None]
-        return Move(state, {"agents": Pay(sign * last, last.expand_as(sign))})
+        return Move(state, {"agents": Result(sign * last, last.expand_as(sign))})
 
     def observe(self, state: State) -> Frame:
         sign = state["sign"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Copying, Crowd, Probe, crew
-from shoal.spec import Discrete, EnvSpec, Frame, MultiDiscrete, Pay, UserError
+from shoal.envs.probe.base import Answer, Copying, Crowd, Probe, agent_group
+from shoal.spec import Discrete, EnvSpec, Frame, MultiDiscrete, Result, UserError
 
 STEPS, CHOICES = 8, 5
 PENALTY = -10.0
@@ -36,7 +36,7 @@ class ProbeIllegal(Probe):
         first = [sum(self.task.space.sizes[:d]) for d in range(self.task.draws)]  # type: ignore[union-attr]
         self.first = self.index(first)  # [D] where each dimension's choices begin
         self.noise_begin = self.noise_step = self.config.n * (self.task.draws + CHOICES)
-        group = crew(self.config.n, CHOICES, self.task.space, masked=True)
+        group = agent_group(self.config.n, CHOICES, self.task.space, masked=True)
         self.spec = EnvSpec((group,), common=self.config.n == 1, horizon=STEPS, stats={"illegal": "sum"})
 
     def begin(self, noise: Tensor) -> State:
@@ -49,7 +49,7 @@ class ProbeIllegal(Probe):
         taken = self.task.spread(actions["agents"]) + self.first  # [B, N, D] places in the mask
         allowed = state["legal"].gather(-1, taken).all(-1)
         reward = torch.where(allowed, self.task.score(state["symbol"], actions["agents"]), PENALTY)
-        pay = Pay(reward, self.never(self.config.n))
+        pay = Result(reward, self.never(self.config.n))
         return Move(self.begin(noise), {"agents": pay}, stats={"illegal": (~allowed).sum(-1).to(self.dtype)})
 
     def observe(self, state: State) -> Frame:

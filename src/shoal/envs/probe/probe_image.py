@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Answer, Probe
-from shoal.spec import Discrete, EnvSpec, Frame, Group, Pay, UserError
+from shoal.spec import Discrete, EnvSpec, Frame, Group, Result, UserError
 
 SIDE = 8
 STEPS = 8
@@ -46,7 +46,7 @@ class ProbeImage(Probe):
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         right = (actions["agents"] == self.answer_to(state)).to(self.dtype)
-        return Move(self.begin(noise), {"agents": Pay(right, self.never(self.config.n))})
+        return Move(self.begin(noise), {"agents": Result(right, self.never(self.config.n))})
 
     def answer_to(self, state: State) -> Tensor:
         asked = state["opposite"] & self.config.vector

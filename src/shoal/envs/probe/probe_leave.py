@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Probe, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay, View
+from shoal.envs.probe.base import Answer, Probe, agent_group
+from shoal.spec import Discrete, EnvSpec, Frame, Result, View
 
 STEPS = 3
 
@@ -36,7 +36,7 @@ class ProbeLeave(Probe):
     def setup(self) -> None:
         self.stays = self.index([0, 1]) == 1  # [N] who never leaves
         self.wages = self.tensor([0.0, 1.0, 0.0]), self.tensor([0.0, 4.0, 4.0])  # of the team, each step
-        group = crew(2, STEPS + 1, Discrete(2), mortal=True)
+        group = agent_group(2, STEPS + 1, Discrete(2), mortal=True)
         self.spec = EnvSpec((group,), common=self.config.common, horizon=STEPS, stats={"team": "sum"})
 
     def begin(self, noise: Tensor) -> State:
@@ -47,10 +47,10 @@ class ProbeLeave(Probe):
         step = self.onehot(clock, STEPS)  # [B, T]
         wage = torch.where(left, (step * self.wages[1]).sum(-1), (step * self.wages[0]).sum(-1))  # [B]
         alive = self.alive(state)
-        paid = alive if self.config.common else left[:, None] == self.stays
+        learner_reward = alive if self.config.common else left[:, None] == self.stays
         leaves = (clock == 0) & (actions["agents"][:, 0] == 1)
         ended = alive & (self.last(state)[:, None] | (leaves[:, None] & ~self.stays))
-        return Move({"left": left | leaves}, {"agents": Pay(wage[:, None] * paid, ended)}, stats={"team": wage})
+        return Move({"left": left | leaves}, {"agents": Result(wage[:, None] * learner_reward, ended)}, stats={"team": wage})
 
     def observe(self, state: State) -> Frame:
         seen = torch.cat((self.onehot(state["clock"], STEPS), state["left"].to(self.dtype)[:, None]), -1)

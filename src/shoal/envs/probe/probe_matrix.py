@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Probe, check, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay, UserError
+from shoal.envs.probe.base import Answer, Probe, agent_group, check
+from shoal.spec import Discrete, EnvSpec, Frame, Result, UserError
 
 Payoff = Literal["climbing", "penalty"]
 
@@ -50,7 +50,7 @@ class ProbeMatrix(Probe):
         self.table = self.tensor(((11, -30, 0), (-30, 7, 6), (0, 0, 5)) if climbing else penalty)
         self.joint = self.index([0, 0] if climbing else [0, 2]).expand(self.rows, 2)
         self.one = self.tensor(1.0).expand(self.rows, 2, 1)
-        self.spec = EnvSpec((crew(2, 1, Discrete(3)),), common=True, horizon=1)
+        self.spec = EnvSpec((agent_group(2, 1, Discrete(3)),), common=True, horizon=1)
 
     def begin(self, noise: Tensor) -> State:
         return {}
@@ -58,7 +58,7 @@ class ProbeMatrix(Probe):
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         a = actions["agents"]
         reward = self.table[a[:, 0], a[:, 1]][:, None].expand(-1, 2)
-        return Move(state, {"agents": Pay(reward, self.last(state)[:, None].expand(-1, 2))})
+        return Move(state, {"agents": Result(reward, self.last(state)[:, None].expand(-1, 2))})
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(self.one, state["clock"])})

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Probe, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay, UserError
+from shoal.envs.probe.base import Answer, Probe, agent_group
+from shoal.spec import Discrete, EnvSpec, Frame, Result, UserError
 
 
 class ProbeMemory(Probe):
@@ -31,7 +31,7 @@ class ProbeMemory(Probe):
 
     def setup(self) -> None:
         n = self.noise_begin = self.config.n
-        self.spec = EnvSpec((crew(n, 2, Discrete(2)),), common=n == 1, horizon=self.config.blank + 1)
+        self.spec = EnvSpec((agent_group(n, 2, Discrete(2)),), common=n == 1, horizon=self.config.blank + 1)
 
     def begin(self, noise: Tensor) -> State:
         return {"sign": self.sign(noise)}  # [B, N]
@@ -39,7 +39,7 @@ class ProbeMemory(Probe):
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         last = self.last(state)[:, None]
         said = actions["agents"].to(self.dtype) * 2 - 1  # choice 0 means -1, choice 1 means +1
-        return Move(state, {"agents": Pay(said * state["sign"] * last, last.expand_as(said))})
+        return Move(state, {"agents": Result(said * state["sign"] * last, last.expand_as(said))})
 
     def observe(self, state: State) -> Frame:
         clock, sign = state["clock"][:, None], state["sign"]

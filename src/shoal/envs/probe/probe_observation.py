@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Answer, Idle
-from shoal.spec import Frame, Pay
+from shoal.spec import Frame, Result
 
 
 class ProbeObservation(Idle):
@@ -19,7 +19,7 @@ class ProbeObservation(Idle):
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         sign = state["sign"]
-        return Move(state, {"agents": Pay(sign, self.last(state)[:, None].expand_as(sign))})
+        return Move(state, {"agents": Result(sign, self.last(state)[:, None].expand_as(sign))})
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(state["sign"][..., None], state["clock"])})

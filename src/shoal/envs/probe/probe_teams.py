@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import SPACES, Answer, Copying, Kind, Probe, check, crew
-from shoal.spec import Box, Discrete, EnvSpec, Frame, MultiDiscrete, Pay, Space
+from shoal.envs.probe.base import SPACES, Answer, Copying, Kind, Probe, agent_group, check
+from shoal.spec import Box, Discrete, EnvSpec, Frame, MultiDiscrete, Result, Space
 
 STEPS = 8
 LONE: dict[str, Space] = {"discrete": Discrete(2), "multi": MultiDiscrete((2, 4)), "continuous": Box((-1.0,), (0.5,))}
@@ -45,7 +45,10 @@ class ProbeTeams(Probe):
 
     def setup(self) -> None:
         self.pair, self.lone = Copying(SPACES[self.config.pair], self), Copying(LONE[self.config.lone], self)
-        groups = crew(2, self.pair.width, self.pair.space, "pair"), crew(1, self.lone.width, self.lone.space, "lone")
+        groups = (
+            agent_group(2, self.pair.width, self.pair.space, "pair"),
+            agent_group(1, self.lone.width, self.lone.space, "lone"),
+        )
         self.noise_begin = self.noise_step = 2 * self.pair.draws + self.lone.draws
         self.against = float(self.config.pay == "opposed")
         self.bribe = self.tensor([0.0, -2.0])
@@ -59,11 +62,11 @@ class ProbeTeams(Probe):
         pair = self.pair.score(state["pair"], actions["pair"])  # [B, 2]
         lone = self.lone.score(state["lone"], actions["lone"])  # [B, 1]
         shaping = pair * self.bribe if self.config.shaped else None
-        pays = {
-            "pair": Pay(pair - self.against * lone, self.never(2), shaping),
-            "lone": Pay(lone - self.against * pair.mean(-1, keepdim=True), self.never(1)),
+        results = {
+            "pair": Result(pair - self.against * lone, self.never(2), shaping),
+            "lone": Result(lone - self.against * pair.mean(-1, keepdim=True), self.never(1)),
         }
-        return Move(self.begin(noise), pays, stats={"score_pair": pair.mean(-1), "score_lone": lone[:, 0]})
+        return Move(self.begin(noise), results, stats={"score_pair": pair.mean(-1), "score_lone": lone[:, 0]})
 
     def observe(self, state: State) -> Frame:
         clock = state["clock"]

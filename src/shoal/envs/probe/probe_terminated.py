@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Countdown, annuity
-from shoal.spec import Frame, Pay
+from shoal.spec import Frame, Result
 
 
 class ProbeTerminated(Countdown):
@@ -21,7 +21,7 @@ class ProbeTerminated(Countdown):
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         step = state["step"] + 1
         dead = step >= self.config.length
-        return Move({"step": step}, {"agents": Pay(self.one, dead[:, None].expand_as(self.one))}, dead)
+        return Move({"step": step}, {"agents": Result(self.one, dead[:, None].expand_as(self.one))}, dead)
 
     def observe(self, state: State) -> Frame:
         shown = self.onehot(state["step"], self.config.length)[:, None].expand(-1, self.config.n, -1)

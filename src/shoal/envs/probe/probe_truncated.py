@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.envs.base import Move, State
 from shoal.envs.probe.base import Countdown
-from shoal.spec import Frame, Pay
+from shoal.spec import Frame, Result
 
 
 class ProbeTruncated(Countdown):
@@ -20,7 +20,7 @@ class ProbeTruncated(Countdown):
 
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         step = state["step"] + 1
-        return Move({"step": step}, {"agents": Pay(self.one, self.never(self.config.n))}, step >= self.config.length)
+        return Move({"step": step}, {"agents": Result(self.one, self.never(self.config.n))}, step >= self.config.length)
 
     def observe(self, state: State) -> Frame:
         return Frame({"agents": self.view(torch.zeros_like(self.one)[..., None], state["clock"])})

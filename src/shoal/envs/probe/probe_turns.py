@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Move, State
-from shoal.envs.probe.base import Answer, Valued, annuity, crew
-from shoal.spec import Discrete, EnvSpec, Frame, Pay
+from shoal.envs.probe.base import Answer, Valued, agent_group, annuity
+from shoal.spec import Discrete, EnvSpec, Frame, Result
 
 STEPS = 6
 
@@ -36,7 +36,7 @@ class ProbeTurns(Valued):
     def setup(self) -> None:
         self.idle = not self.config.copy
         self.seats = self.index([0, 1])
-        group = crew(2, 2 + STEPS, Discrete(2), mortal=True)
+        group = agent_group(2, 2 + STEPS, Discrete(2), mortal=True)
         self.spec = EnvSpec((group,), turns=True, horizon=STEPS)
 
     def begin(self, noise: Tensor) -> State:
@@ -47,7 +47,7 @@ class ProbeTurns(Valued):
     def advance(self, state: State, actions: dict[str, Tensor], noise: Tensor) -> Move:
         right = actions["agents"] == state["symbol"][:, None] if self.config.copy else torch.ones_like(actions["agents"]) > 0
         due = (right & self.to_move(state)).to(self.dtype)
-        pay = Pay(state["due"], self.last(state)[:, None].expand(-1, 2))
+        pay = Result(state["due"], self.last(state)[:, None].expand(-1, 2))
         return Move({"first": state["first"], "symbol": (noise[:, 0] >= 0.5).long(), "due": due}, {"agents": pay})
 
     def observe(self, state: State) -> Frame:
@@ -55,7 +55,7 @@ class ProbeTurns(Valued):
         step = self.onehot(clock, STEPS)[:, None].expand(-1, 2, -1)
         symbol = self.onehot(state["symbol"], 2)[:, None] * moves[..., None]
         view = self.view(torch.cat((symbol, step), -1), clock)
-        view.acts = moves
+        view.active = moves
         return Frame({"agents": view})
 
     def to_move(self, state: State) -> Tensor:

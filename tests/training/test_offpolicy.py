@@ -14,9 +14,22 @@ from torch import Tensor
 from shoal.algos.base import Replay, Rollout
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Pay, UserError, View, tree_leaves, tree_map
-from shoal.training.lessons import Lesson, Segments, batch_of, cost, make_replay, moments_of, remembered
+from shoal.spec import (
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Frame,
+    Group,
+    MultiDiscrete,
+    Result,
+    UserError,
+    View,
+    tree_leaves,
+    tree_map,
+)
 from shoal.training.loop import Loop
+from shoal.training.offpolicy import OffPolicyTrainer, Segments, batch_of, cost, make_replay, moments_of, remembered
 from shoal.training.settings import Settings, resolve
 
 torch.set_num_threads(1)
@@ -32,7 +45,7 @@ SPEC = EnvSpec(
 def learner(groups: tuple[str, ...] = ("wolf",), **feed: Any) -> Any:
     """Somebody who learns from a replay, as far as lessons know."""
     given = {"batch": 4, "length": 1, "start": 10, "every": 2, "capacity": 24, **feed}
-    return SimpleNamespace(feed=Replay(**given), groups=groups, asks=False, look=lambda: 0)
+    return SimpleNamespace(feed=Replay(**given), groups=groups, needs_peers=False, variant=lambda: 0)
 
 
 def frame(steps: int, rows: int, g: torch.Generator) -> Frame:
@@ -54,14 +67,14 @@ def rollout(steps: int, rows: int, seed: int = 0) -> Batch:
         "dog": torch.randint(2, (steps, rows, 1, 2), generator=g),
     }
     sizes = {"wolf": 2, "sheep": 1, "dog": 1}
-    pays = {
-        k: Pay(torch.randn(steps, rows, n, generator=g, dtype=torch.float64), torch.rand(steps, rows, n, generator=g) < 0.2)
+    results = {
+        k: Result(torch.randn(steps, rows, n, generator=g, dtype=torch.float64), torch.rand(steps, rows, n, generator=g) < 0.2)
         for k, n in sizes.items()
     }
-    paid = {k: 2 * p.reward for k, p in pays.items()}  # the learner's pay is not what is reported
+    learner_reward = {k: 2 * p.reward for k, p in results.items()}  # the learner's pay is not what is reported
     memory = {"wolf": {"hidden": torch.randn(steps, rows, 2, 5, generator=g)}, "sheep": {}, "dog": {}}
     over = torch.rand(steps, rows, generator=g) < 0.3
-    return Batch(frame(steps, rows, g), frame(steps, rows, g), actions, pays, over, {}, memory, paid)
+    return Batch(frame(steps, rows, g), frame(steps, rows, g), actions, results, over, {}, memory, learner_reward)
 
 
 def made(algorithm: Any, rows: int = 2) -> ReplayBuffer:
@@ -79,57 +92,57 @@ def same(a: Any, b: Any) -> bool:
 # --- how many are owed ---
 
 
-def lesson(rows: int = 2, teach: Any = None, **feed: Any) -> Lesson:
+def trainer(rows: int = 2, teach: Any = None, **feed: Any) -> OffPolicyTrainer:
     algorithm = learner(**feed)
 
     def uniform(n: int) -> Tensor:
         return torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    return Lesson(algorithm, made(algorithm, rows), teach or (lambda a, b: None), uniform)
+    return OffPolicyTrainer(algorithm, made(algorithm, rows), teach or (lambda a, b: None), uniform)
 
 
 def test_updates_are_owed_for_environment_steps_from_the_start_on() -> None:
-    one = lesson(start=10, every=4)
-    assert [one.owed(step) for step in (0, 9, 10, 13, 14, 17, 18, 30)] == [0, 0, 0, 0, 1, 1, 2, 5]
-    many = lesson(start=10, every=0.5)  # two for every step
-    assert [many.owed(step) for step in (9, 10, 11, 12, 20)] == [0, 0, 2, 4, 20]
+    one = trainer(start=10, every=4)
+    assert [one.updates_due(step) for step in (0, 9, 10, 13, 14, 17, 18, 30)] == [0, 0, 0, 0, 1, 1, 2, 5]
+    many = trainer(start=10, every=0.5)  # two for every step
+    assert [many.updates_due(step) for step in (9, 10, 11, 12, 20)] == [0, 0, 2, 4, 20]
 
 
 @pytest.mark.parametrize("stride", [1, 3, 8, 21])
 @pytest.mark.parametrize(("every", "total"), [(4, 45), (0.25, 720), (2.5, 72), (7, 25)])
 def test_in_iterations_of_any_length_as_many_are_owed_in_all(stride: int, every: float, total: int) -> None:
     """To step 190 from 10 on; what an iteration leaves over the next one has."""
-    one, steps = lesson(start=10, every=every), [*range(0, 190, stride), 190]
-    assert sum(one.owed(b) - one.owed(a) for a, b in pairwise(steps)) == total
+    one, steps = trainer(start=10, every=every), [*range(0, 190, stride), 190]
+    assert sum(one.updates_due(b) - one.updates_due(a) for a, b in pairwise(steps)) == total
 
 
 def test_nothing_is_owed_before_a_sequence_is_whole() -> None:
-    one = lesson(rows=3, start=0, every=1, length=4)
+    one = trainer(rows=3, start=0, every=1, length=4)
     assert one.start == 12  # four steps of three rows
-    assert [one.owed(step) for step in (9, 12, 15)] == [0, 0, 3]
-    assert lesson(rows=2, start=9, every=1, length=4).start == 9
+    assert [one.updates_due(step) for step in (9, 12, 15)] == [0, 0, 3]
+    assert trainer(rows=2, start=9, every=1, length=4).start == 9
 
 
 # --- what is in one ---
 
 
 def test_ways_to_draw() -> None:
-    assert type(lesson().sampler) is Uniform
-    ranked = lesson(alpha=0.6, length=3).sampler
+    assert type(trainer().sampler) is Uniform
+    ranked = trainer(alpha=0.6, length=3).sampler
     assert isinstance(ranked, Prioritised)
     assert (ranked.alpha, ranked.length) == (0.6, 3)
-    whole = lesson(whole=True, length=3).sampler
+    whole = trainer(whole=True, length=3).sampler
     assert isinstance(whole, Episodes)
     assert not whole.replace
 
 
 def test_weights_make_up_for_priorities_more_and_more() -> None:
-    one = lesson(alpha=0.6, beta=0.4)
+    one = trainer(alpha=0.6, beta=0.4)
     assert isinstance(one.sampler, Prioritised)
     for step, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (200, 1.0)):
-        one.tune(Now(step, 100, 0))
+        one.set_schedules(Now(step, 100, 0))
         assert float(one.sampler.beta) == pytest.approx(beta)
-    lesson().tune(Now(0, 100, 0))  # there is nothing to tune
+    trainer().set_schedules(Now(0, 100, 0))  # there is nothing to tune
 
 
 def test_a_lesson_draws_teaches_and_writes_priorities_back() -> None:
@@ -139,7 +152,7 @@ def test_a_lesson_draws_teaches_and_writes_priorities_back() -> None:
         taught.append((algorithm, batch))
         return torch.tensor([7.0, 8.0, 9.0, 10.0])
 
-    one, b = lesson(teach=teach, alpha=1.0, length=3), rollout(8, 2)
+    one, b = trainer(teach=teach, alpha=1.0, length=3), rollout(8, 2)
     one.replay.put(moments_of(b), remembered([one.algorithm], b.memory))
     one.sampler.wrote(8)
     one()
@@ -156,7 +169,7 @@ def test_a_lesson_draws_teaches_and_writes_priorities_back() -> None:
 
 def test_a_lesson_of_whole_episodes_says_what_is_filled() -> None:
     taught: list[Batch] = []
-    one, b = lesson(teach=lambda _, batch: taught.append(batch), whole=True, length=4, batch=3), rollout(8, 2)
+    one, b = trainer(teach=lambda _, batch: taught.append(batch), whole=True, length=4, batch=3), rollout(8, 2)
     b.over = torch.zeros(8, 2, dtype=torch.bool)
     b.over[2, 0] = True  # one episode, of three steps
     one.replay.put(moments_of(b), remembered([one.algorithm], b.memory))
@@ -187,8 +200,8 @@ def test_a_rollout_comes_back_as_a_batch() -> None:
     assert same(out.next, tree_map(at, b.next))
     assert same(out.actions, tree_map(at, b.actions))
     assert same(out.over, at(b.over))
-    assert same({g: p.terminated for g, p in out.pays.items()}, {g: at(p.terminated) for g, p in b.pays.items()})
-    assert same(out.paid, {g: at(x).float() for g, x in b.paid.items()})  # as it was paid at the time
+    assert same({g: p.terminated for g, p in out.results.items()}, {g: at(p.terminated) for g, p in b.results.items()})
+    assert same(out.learner_reward, {g: at(x).float() for g, x in b.learner_reward.items()})  # as it was paid at the time
     assert set(out.memory) == {"wolf", "dog"}
     hidden = b.memory["wolf"]["hidden"]
     assert torch.equal(out.memory["wolf"]["hidden"], torch.stack([hidden[1, 1], hidden[3, 0]]))  # before their first steps
@@ -196,7 +209,7 @@ def test_a_rollout_comes_back_as_a_batch() -> None:
     assert out.frame["sheep"].legal is None
 
 
-@pytest.mark.parametrize("what", ["paid", "actions", "pays"])
+@pytest.mark.parametrize("what", ["learner_reward", "actions", "results"])
 def test_groups_are_known_by_name_and_not_by_order(what: str) -> None:
     """The loop pays team by team, and an algorithm may play the first and the last group together."""
     pair = EnvSpec(tuple(Group(g, g, (f"{g}_0",), (3,), Discrete(4)) for g in ("wolf", "dog")))
@@ -204,23 +217,23 @@ def test_groups_are_known_by_name_and_not_by_order(what: str) -> None:
     view = View(torch.zeros(1, 2, 1, 3), *torch.ones(3, 1, 2, 1, dtype=torch.bool))
     seen = Frame({"wolf": view, "dog": view})
     actions = {k: torch.full((1, 2, 1), n) for k, n in (("wolf", 1), ("dog", 2))}
-    pays = {k: Pay(x.float(), x > 1) for k, x in actions.items()}
+    results = {k: Result(x.float(), x > 1) for k, x in actions.items()}
     b = Batch(
-        seen, seen, actions, pays, torch.rand(1, 2, generator=g) < 0.5, {}, {}, {k: x.float() for k, x in actions.items()}
+        seen, seen, actions, results, torch.rand(1, 2, generator=g) < 0.5, {}, {}, {k: x.float() for k, x in actions.items()}
     )
     replay = make_replay([learner(())], pair, tree_map(lambda x: x[0], seen), 1, 2, {})
     replay.allocate()
     setattr(b, what, dict(reversed(getattr(b, what).items())))
     replay.put(moments_of(b), {})
     out = batch_of(*replay.windows(torch.tensor([0]), torch.tensor([0]), 1))
-    assert (out.paid["wolf"].item(), out.paid["dog"].item()) == (1.0, 2.0)
+    assert (out.learner_reward["wolf"].item(), out.learner_reward["dog"].item()) == (1.0, 2.0)
     assert (out.actions["wolf"].item(), out.actions["dog"].item()) == (1, 2)
-    assert (out.pays["wolf"].terminated.item(), out.pays["dog"].terminated.item()) == (False, True)
+    assert (out.results["wolf"].terminated.item(), out.results["dog"].terminated.item()) == (False, True)
 
 
 def test_only_those_who_learn_from_the_past_are_remembered() -> None:
     memory = {"wolf": 1, "sheep": 2, "dog": 3}
-    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), asks=False)
+    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), needs_peers=False)
     assert remembered([learner(("wolf",)), fresh, learner(("dog",))], memory) == {"wolf": 1, "dog": 3}
 
 
@@ -252,7 +265,7 @@ def test_a_replay_that_just_will() -> None:
     for capacity in (33, 35):  # whole steps of all rows: what a rollout of 8 makes whole is 4 + 8 - 1 steps
         replay = make_replay([learner(capacity=capacity, length=4)], SPEC, now[0], 8, 3, now[1])
         assert (replay.steps, replay.rows) == (11, 3)
-    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), asks=False)
+    fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), needs_peers=False)
     assert make_replay([fresh, learner(capacity=35)], SPEC, now[0], 8, 3, now[1]).steps == 11
 
 
@@ -395,7 +408,9 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     batch = batch_of(whole, before)
     view = batch.frame["agents"]
     with torch.no_grad():
-        _, after = learner._net("agents")(learner._sight("agents").obs(batch.frame, 2), before["agents"], view.start, view.acts)  # type: ignore[operator]
+        _, after = learner._net("agents")(
+            learner._sight("agents").obs(batch.frame, 2), before["agents"], view.start, view.active
+        )  # type: ignore[operator]
     for t in range(1, 12):
         _, held = loop.replay.windows(torch.full((4,), t), row, 1)
         torch.testing.assert_close(held["agents"]["hidden"], after["hidden"][t - 1])

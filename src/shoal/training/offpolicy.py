@@ -1,8 +1,8 @@
-"""Lessons: what those who learn from a replay are given, and when.
+"""Learning from a replay: what is drawn from it, and when.
 
-The loop keeps one replay of the whole world. For every learner there is a `Lesson`: it knows from host counts how many updates
-are due, draws a batch, teaches, and writes priorities back. All of it but the `look` before is on the device, and can be
-captured (`training/graph.py`) or recorded (`training/tape.py`).
+The loop keeps one replay of the whole world. Every learner has an `OffPolicyTrainer`: it knows from host counts how many
+updates are due, samples a batch, updates, and writes priorities back. All of it but asking for the `variant` is on the
+device, and can be captured (`training/graph.py`) or recorded (`training/recording.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Replay
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform, size
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, EnvSpec, Frame, Pay, UserError
+from shoal.spec import Batch, EnvSpec, Frame, Result, UserError
 from shoal.training import checkpoint
 
 PIECE = 1 << 28  # bytes that are copied at once
 Teach = Callable[[Algorithm, Batch], Tensor | None]  # an update, and the priorities that it left
 
 
-class Lesson:
+class OffPolicyTrainer:
     def __init__(self, algorithm: Algorithm, replay: ReplayBuffer, teach: Teach, uniform: Callable[[int], Tensor]):
         assert isinstance(algorithm.feed, Replay)
         self.algorithm, self.feed, self.replay, self.teach, self.uniform = algorithm, algorithm.feed, replay, teach, uniform
@@ -37,29 +37,29 @@ class Lesson:
         else:
             self.sampler = Uniform(replay, f.length) if f.alpha is None else Prioritised(replay, f.length, f.alpha)
 
-    def owed(self, step: int) -> int:
+    def updates_due(self, step: int) -> int:
         """Updates that so many environment steps are worth."""
         return self.done + max(0, int((step - self.since - self.start) // self.feed.every))
 
     def restart(self, step: int) -> None:
         """The replay is empty at this step: updates go on once it holds as much as when they began."""
-        self.since, self.done = step, self.owed(step)
+        self.since, self.done = step, self.updates_due(step)
 
-    def tune(self, now: Now) -> None:
+    def set_schedules(self, now: Now) -> None:
         if isinstance(self.sampler, Prioritised):
             self.sampler.beta.fill_(self.feed.beta + (1 - self.feed.beta) * now.progress)
 
     def __call__(self) -> None:
         """One update."""
-        self.algorithm.look()
-        self.teach_once()
+        self.algorithm.variant()
+        self.update_once()
 
-    def teach_once(self) -> None:
+    def update_once(self) -> None:
         """What of it is on the device."""
-        drawn = self.sampler.draw(self.uniform(self.sampler.draws(self.feed.batch)), self.feed.batch)
-        batch = batch_of(*self.replay.windows(drawn.slot, drawn.row, self.feed.length))
-        batch.weight, batch.filled = drawn.weight, drawn.filled
-        self.sampler.learnt(drawn, self.teach(self.algorithm, batch))
+        sample = self.sampler.draw(self.uniform(self.sampler.draws(self.feed.batch)), self.feed.batch)
+        batch = batch_of(*self.replay.windows(sample.slot, sample.row, self.feed.length))
+        batch.weight, batch.filled = sample.weight, sample.filled
+        self.sampler.learnt(sample, self.teach(self.algorithm, batch))
 
 
 def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout: int, rows: int, memory: Any) -> ReplayBuffer:
@@ -75,7 +75,7 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
             f"a replay of {capacity:,} steps is too small for {rows} rows and {longest} steps at a time: --algo.capacity must "
             f"be {longest * rows:,} at least (COMA's --algo.replay counts episodes)."
         )
-    device = frame[spec.groups[0].name].acts.device
+    device = frame[spec.groups[0].name].active.device
 
     def blank(g: str, dtype: torch.dtype, shape: tuple[int, ...] = ()) -> Tensor:
         return torch.zeros(1, spec[g].n, *shape, dtype=dtype, device=device)
@@ -84,40 +84,43 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
     actions = {
         g: blank(g, torch.float if spec[g].action.kind == "continuous" else torch.long, spec[g].action.shape) for g in names
     }
-    paid, ended = ({g: blank(g, d) for g in names} for d in (torch.float, torch.bool))
-    moment = (frame, frame, actions, paid, ended, torch.zeros(1, dtype=torch.bool, device=device))
-    return ReplayBuffer(moment, remembered(learners, memory), capacity // rows, rows, device)
+    learner_reward, ended = ({g: blank(g, d) for g in names} for d in (torch.float, torch.bool))
+    transition = (frame, frame, actions, learner_reward, ended, torch.zeros(1, dtype=torch.bool, device=device))
+    return ReplayBuffer(transition, remembered(learners, memory), capacity // rows, rows, device)
 
 
 def remembered(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
     """The memory of those who learn from a replay, and of those whom they ask."""
-    return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in (memory if a.asks else a.groups)}
+    return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in (memory if a.needs_peers else a.groups)}
 
 
 def moments_of(batch: Batch) -> tuple[Any, ...]:
     """What is kept of a rollout: rewards as they were paid at the time."""
-    paid, ended = {g: x.float() for g, x in batch.paid.items()}, {g: p.terminated for g, p in batch.pays.items()}
-    return batch.frame, batch.next, batch.actions, paid, ended, batch.over
+    learner_reward, ended = (
+        {g: x.float() for g, x in batch.learner_reward.items()},
+        {g: p.terminated for g, p in batch.results.items()},
+    )
+    return batch.frame, batch.next, batch.actions, learner_reward, ended, batch.over
 
 
-def over_of(moments: tuple[Any, ...]) -> Tensor:
-    return moments[-1]
+def over_of(transitions: tuple[Any, ...]) -> Tensor:
+    return transitions[-1]
 
 
-def batch_of(moments: tuple[Any, ...], memory: dict[str, Any]) -> Batch:
-    frame, next_frame, actions, paid, ended, over = moments
-    pays = {g: Pay(paid[g], ended[g]) for g in paid}
-    return Batch(frame, next_frame, actions, pays, over, {g: {} for g in paid}, memory, dict(paid))
+def batch_of(transitions: tuple[Any, ...], memory: dict[str, Any]) -> Batch:
+    frame, next_frame, actions, learner_reward, ended, over = transitions
+    results = {g: Result(learner_reward[g], ended[g]) for g in learner_reward}
+    return Batch(frame, next_frame, actions, results, over, {g: {} for g in learner_reward}, memory, dict(learner_reward))
 
 
-def break_off(replay: ReplayBuffer, lessons: list[Lesson], rows: Tensor) -> None:
+def break_off(replay: ReplayBuffer, trainers: list[OffPolicyTrainer], rows: Tensor) -> None:
     """The episodes under way in these rows [B] will not go on: what was written last is their last step."""
-    over = replay.moments.leaves[-1]
+    over = replay.transitions.leaves[-1]
     last = replay.slots(replay.count - 1)
-    replay.moments.store[over.dtype][last, :, over.start] |= rows
-    for lesson in lessons:
-        if isinstance(lesson.sampler, Episodes):
-            lesson.sampler.clock.masked_fill_(rows, 0)
+    replay.transitions.store[over.dtype][last, :, over.start] |= rows
+    for trainer in trainers:
+        if isinstance(trainer.sampler, Episodes):
+            trainer.sampler.clock.masked_fill_(rows, 0)
 
 
 def cost(replay: ReplayBuffer) -> str:

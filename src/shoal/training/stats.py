@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import Box, Frame, NotFiniteError, Pay, UserError, View, tree_leaves, tree_map
+from shoal.spec import Box, Frame, NotFiniteError, Result, UserError, View, tree_leaves, tree_map
 
 
-class Tally:
+class EpisodeStats:
     """What the episodes that ended since the last look added up to, kept on the device."""
 
     def __init__(self, env: Environment):
@@ -95,7 +95,7 @@ class Tally:
         self.episodes.copy_(state["episodes"])
 
 
-class Means:
+class MetricMeans:
     """Means of metrics since the last look, summed on the device: nothing is read until a line is written."""
 
     def __init__(self) -> None:
@@ -150,15 +150,17 @@ class FirstNotFinite:
         self.spec = env.spec
         self.first = {g.name: torch.full((env.rows, g.n), NEVER, device=env.device) for g in env.spec.groups}
 
-    def note(self, frame: Frame, actions: dict[str, Tensor], pays: dict[str, Pay], following: Frame, steps: Tensor) -> None:
+    def note(
+        self, frame: Frame, actions: dict[str, Tensor], results: dict[str, Result], following: Frame, steps: Tensor
+    ) -> None:
         """What happened in the `steps` [T]: frames, actions and pays are [T, B, ...]."""
-        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, pays, following)):
+        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, results, following)):
             return  # looked at in passing; what follows waits for no device and reads nothing
         for g in self.spec.groups:
-            now, then, pay = frame[g.name], following[g.name], pays[g.name]
+            now, then, pay = frame[g.name], following[g.name], results[g.name]
             acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
-            paid = pay.reward if pay.shaping is None else pay.reward + pay.shaping
-            sizes = (_seen(now), _state(frame), acted, paid, _seen(then), _state(following))
+            learner_reward = pay.reward if pay.shaping is None else pay.reward + pay.shaping
+            sizes = (_seen(now), _state(frame), acted, learner_reward, _seen(then), _state(following))
             for kind, x in enumerate(sizes):
                 if x is not None:  # [T, B, N], or of the state [T, B, 1]
                     moment = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)

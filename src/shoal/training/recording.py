@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.algos.base import Algorithm
 from shoal.ops import native
-from shoal.training.lessons import Lesson
+from shoal.training.offpolicy import OffPolicyTrainer
 
 aten = torch.ops.aten
 LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -32,8 +32,9 @@ PLACES = {"dtype", "layout", "device", "pin_memory"}  # settings of a result, wh
 MOST = 1 << 28  # bytes that a run's tapes may keep
 
 
-class Tape(TorchDispatchMode):
-    """`with tape:` records what is done, once; `tape.play()` does it again. `broken`: why it cannot, in half a sentence."""
+class Recording(TorchDispatchMode):
+    """`with recording:` records what is done, once; `recording.play()` does it again. `broken`: why it cannot, in half a
+    sentence."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Tape(TorchDispatchMode):
         """That nothing is compiled here is known: to make sure of it PyTorch would load its compiler, a second's work."""
         return False
 
-    def __enter__(self) -> Tape:
+    def __enter__(self) -> Recording:
         self.listening = native.listening(self.steps.append)
         self.listening.__enter__()
         return super().__enter__()
@@ -135,28 +136,30 @@ def out_variant(func: Any) -> tuple[str, Any, set[str]] | None:
     return None
 
 
-class Taped:
+class Recorded:
     """A lesson, played from a tape for each kind of update that it comes to: the first time as it is, the second time recorded.
     It is the `k`-th of what a run `does`, and puts the lesson back there where it cannot be, with a `remark`."""
 
-    def __init__(self, lesson: Lesson, does: list[Callable[[], None]], k: int, remark: Callable[[str], None]):
-        self.lesson, self.does, self.k, self.remark = lesson, does, k, remark
-        self.tapes: dict[int, Tape | None] = {}  # kind -> none: done once
+    def __init__(self, trainer: OffPolicyTrainer, does: list[Callable[[], None]], k: int, remark: Callable[[str], None]):
+        self.trainer, self.does, self.k, self.remark = trainer, does, k, remark
+        self.tapes: dict[int, Recording | None] = {}  # kind -> none: done once
 
     def __call__(self) -> None:
-        kind = self.lesson.algorithm.look()
-        if (tape := self.tapes.get(kind)) is not None:
-            return tape.play()
+        kind = self.trainer.algorithm.variant()
+        if (recording := self.tapes.get(kind)) is not None:
+            return recording.play()
         if kind not in self.tapes:
             self.tapes[kind] = None  # what is made lazily is made
-            return self.lesson.teach_once()
-        with Tape(MOST - sum(t.bytes for x in self.does if isinstance(x, Taped) for t in x.tapes.values() if t)) as tape:
-            self.lesson.teach_once()
-        if tape.broken is None:
-            self.tapes[kind] = tape
+            return self.trainer.update_once()
+        with Recording(
+            MOST - sum(t.bytes for x in self.does if isinstance(x, Recorded) for t in x.tapes.values() if t)
+        ) as recording:
+            self.trainer.update_once()
+        if recording.broken is None:
+            self.tapes[kind] = recording
         else:
-            self.does[self.k] = self.lesson
-            self.remark(f"Updates cannot be recorded, and run operation by operation: {tape.broken}.")
+            self.does[self.k] = self.trainer
+            self.remark(f"Updates cannot be recorded, and run operation by operation: {recording.broken}.")
 
 
 def ours(algorithms: Iterable[Algorithm]) -> bool:

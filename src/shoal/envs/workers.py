@@ -1,4 +1,4 @@
-"""Who steps the rows of a host world: this process (`Here`), or worker processes that share memory with it (`Workers`).
+"""Who steps the rows of a host world: this process (`Serial`), or worker processes that share memory with it (`WorkerPool`).
 
 Both are asked the same: `reset` rows, `step` a half of them and `wait` for it, play episodes `forward` again, take a `picture`.
 A worker that dies or takes too long is replaced, and its rows are lost: whoever waits for a half learns which, and finds
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from shoal.envs import rows as words
-from shoal.envs.rows import Bench, Maker, Row, Steps, arrays, heard, in_words, packed, serve, size, unpacked
+from shoal.envs.rows import Maker, Row, RowRunner, Steps, arrays, heard, in_words, packed, serve, size, unpacked
 from shoal.spec import UserError
 
 TRIES = 3  # times in a row that a worker is replaced before it is taken for broken,
@@ -34,32 +34,32 @@ PARTING = 1.0  # seconds that workers have to leave by themselves
 SHARED = "/dev/shm"  # a file there is memory
 
 
-class Here:
+class Serial:
     """This process, one row after another."""
 
     sound = True
 
     def __init__(self, make: Maker, like: Row, rows: int, halves: list[tuple[int, int]]):
         self.whole, self.halves, self.all = arrays(like, rows), halves, list(range(rows))
-        self.bench = Bench([attempt(make) for _ in self.all], self.all, self.whole)
+        self.runner = RowRunner([attempt(make) for _ in self.all], self.all, self.whole)
 
     def reset(self, rows: list[int] | None = None) -> None:
-        attempt(self.bench.reset, self.all if rows is None else rows)
+        attempt(self.runner.reset, self.all if rows is None else rows)
 
     def step(self, k: int | None) -> None:
-        attempt(self.bench.step, *(self.halves[k] if k is not None else (0, len(self.all))))
+        attempt(self.runner.step, *(self.halves[k] if k is not None else (0, len(self.all))))
 
     def wait(self, k: int | None) -> list[int]:
         return []
 
     def forward(self, seeds: np.ndarray, steps: list[Steps]) -> list[bool]:
-        return [attempt(self.bench.forward, i, int(seeds[i]), steps[i]) for i in self.all]
+        return [attempt(self.runner.forward, i, int(seeds[i]), steps[i]) for i in self.all]
 
     def picture(self, row: int) -> np.ndarray | None:
-        return attempt(self.bench.rows[row].picture)
+        return attempt(self.runner.rows[row].picture)
 
     def close(self) -> None:
-        attempt(self.bench.close)
+        attempt(self.runner.close)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Worker:
     replaced: int = 0
 
 
-class Workers:
+class WorkerPool:
     """Processes that share memory with this one."""
 
     def __init__(

@@ -64,7 +64,7 @@ def scope_input(
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class Sight(nn.Module):
+class Observations(nn.Module):
     """The eyes of an algorithm's nets, actor and critic."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Sight(nn.Module):
         self.blank = blank
         spec, groups = owner.spec, owner.groups if groups is None else groups
         self.spec, self.groups, self.scope, self.given, self.net = spec, groups, scope, given, net
-        self.joined = owner.joined if groups == owner.groups else lambda part, agents_at: part(groups[0])
+        self.cat_groups = owner.cat_groups if groups == owner.groups else lambda part, agents_at: part(groups[0])
         self.agents = tuple(a for g in groups for a in spec[g].agents)
         self.central = scope != "own"
         if scope == "team" and len({spec[g].team for g in groups}) > 1:
@@ -180,7 +180,7 @@ class Sight(nn.Module):
 
     def obs(self, frame: Frame, agents_at: int) -> Any:
         """What the actor sees: [..., N, *]."""
-        return self._once("actor", frame, lambda: self.joined(lambda g: self._prepared(frame[g], self.spec[g]), agents_at))
+        return self._once("actor", frame, lambda: self.cat_groups(lambda g: self._prepared(frame[g], self.spec[g]), agents_at))
 
     def seen(self, frame: Frame, agents_at: int = 2) -> Any:
         """What the critic sees: [..., N, *], or [..., S] where it is central, or what its encoder joins."""

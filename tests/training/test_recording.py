@@ -15,8 +15,8 @@ import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.ops import native
 from shoal.spec import tree_leaves
-from shoal.training import tape
-from shoal.training.tape import Tape, Taped, out_variant
+from shoal.training import recording
+from shoal.training.recording import Recorded, Recording, out_variant
 
 LESSONS: list[dict[str, Any]] = [
     *(w for w in WORKS if "every" in w or "replay" in w),
@@ -33,8 +33,8 @@ torch.set_num_threads(1)
 # --- a tape ---
 
 
-def recorded(work: Any) -> Tape:
-    with Tape() as made:
+def recorded(work: Any) -> Recording:
+    with Recording() as made:
         work()
     return made
 
@@ -82,7 +82,7 @@ def test_draws_go_on_in_the_generator() -> None:
 
 
 @pytest.mark.parametrize(
-    "look",
+    "variant",
     [
         lambda x: x.sum().item(),
         lambda x: bool(x.any()),
@@ -91,9 +91,9 @@ def test_draws_go_on_in_the_generator() -> None:
         lambda x: x.clone().unsqueeze_(0),
     ],
 )
-def test_who_looks_at_numbers_is_not_played(look: Any) -> None:
+def test_who_looks_at_numbers_is_not_played(variant: Any) -> None:
     x = torch.tensor([1.0, 2.0])
-    made = recorded(lambda: (x.mul_(2), look(x), x.add_(1)))
+    made = recorded(lambda: (x.mul_(2), variant(x), x.add_(1)))
     assert x.tolist() == [3, 5]  # it was done all the same
     assert made.broken is not None
     assert "reads a tensor out, or gives it another shape" in made.broken
@@ -102,7 +102,7 @@ def test_who_looks_at_numbers_is_not_played(look: Any) -> None:
 def test_what_takes_too_much_memory_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(200)
     for most, fits in ((1000, False), (2000, True)):
-        with Tape(most) as made:
+        with Recording(most) as made:
             _ = x + 1, x + 2
         assert made.bytes == 1600
         assert (made.broken is None) == fits
@@ -111,12 +111,12 @@ def test_what_takes_too_much_memory_is_not_played(monkeypatch: pytest.MonkeyPatc
     for _ in range(6):
         loop.iterate()
     first, second = (t.bytes for t in played(loop))
-    monkeypatch.setattr(tape, "MOST", first + second - 1)  # all tapes of a run together
+    monkeypatch.setattr(recording, "MOST", first + second - 1)  # all tapes of a run together
     loop = make("graph", device="cpu", **work)
     for _ in range(6):
         loop.iterate()
-    assert isinstance(loop.on_device_lessons[0], Taped)
-    assert loop.on_device_lessons[1] is loop.lessons[1]
+    assert isinstance(loop.on_device_lessons[0], Recorded)
+    assert loop.on_device_lessons[1] is loop.trainers[1]
     assert "they would keep more than" in loop.console.lines[0]  # type: ignore[attr-defined]
 
 
@@ -154,9 +154,9 @@ def test_kernels_are_played_in_as_many_threads_as_there_are() -> None:
 # --- lessons ---
 
 
-def played(loop: Any) -> list[Tape]:
+def played(loop: Any) -> list[Recording]:
     """The tapes of a loop, each of which is whole."""
-    assert all(isinstance(x, Taped) for x in loop.on_device_lessons)
+    assert all(isinstance(x, Recorded) for x in loop.on_device_lessons)
     assert loop.console.lines == []
     return [t for x in loop.on_device_lessons for t in x.tapes.values() if t is not None]
 
@@ -174,14 +174,14 @@ def test_recorded_updates_have_the_same_bits(work: dict[str, Any]) -> None:
     assert_equal(plain, taped)
     tapes = played(taped)
     delay = work.get("delay", 2 if work["algo"] in ("td3", "matd3") else 1)
-    assert len(tapes) == len(taped.lessons) * (2 if delay > 1 else 1)
+    assert len(tapes) == len(taped.trainers) * (2 if delay > 1 else 1)
 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("work", LESSONS, ids=lambda w: "-".join(map(str, w)))
 def test_recorded_kernels_have_the_same_bits(work: dict[str, Any]) -> None:
     plain, taped = make("fused", device="cpu", **work), make("fused", device="cpu", **work)
-    plain.on_device_lessons[:] = plain.lessons
+    plain.on_device_lessons[:] = plain.trainers
     for _ in range(10):
         plain.iterate()
         native._planned.cache_clear()  # a tape holds what its kernels are told
@@ -224,7 +224,7 @@ def test_an_update_that_looks_goes_on_as_it_was_and_says_so(monkeypatch: pytest.
         taped.iterate()
     (line,) = taped.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Updates cannot be recorded, and run operation by operation: aten._local_scalar_dense")
-    assert taped.on_device_lessons == taped.lessons
+    assert taped.on_device_lessons == taped.trainers
     assert_equal(plain, taped)
 
 
@@ -259,7 +259,7 @@ def test_what_users_bring_is_not_recorded(tmp_path: Path, work: dict[str, Any], 
         return {k: named(v) for k, v in x.items()} if isinstance(x, dict) else x.format(tmp_path) if isinstance(x, str) else x
 
     loop = make("graph", device="cpu", **named(work))
-    assert [isinstance(x, Taped) for x in loop.on_device_lessons] == recorded
+    assert [isinstance(x, Recorded) for x in loop.on_device_lessons] == recorded
 
 
 @pytest.mark.compiler
@@ -273,7 +273,7 @@ def test_beside_a_hook_nothing_is_recorded(tmp_path: Path) -> None:
 
     class Looks(shoal.Hook):
         def before_iteration(self, loop: Any) -> None:
-            assert loop.on_device_lessons == loop.lessons
+            assert loop.on_device_lessons == loop.trainers
 
     common: dict[str, Any] = {"steps": 200, "envs": 8, "quiet": True, "device": "cpu", "out": tmp_path / "run"}
     shoal.train("ddqn", "probe_copy", hook=Looks(), **common)
@@ -285,10 +285,10 @@ def test_an_actor_that_waited_moves_whoever_asks() -> None:
     for _ in range(8):
         loop.iterate()
     learner, moved = loop.learners[0], []
-    learner.look()
+    learner.variant()
     for _ in range(6):
         before = learner.actor_optimiser.vector.clone()
-        loop.lessons[0].teach_once()
+        loop.trainers[0].update_once()
         moved.append(not torch.equal(before, learner.actor_optimiser.vector))
     assert moved in ([True, False] * 3, [False, True] * 3)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algos.sight import scope_groups, scope_input, scope_width
+from shoal.algos.observations import scope_groups, scope_input, scope_width
 from shoal.nets.encoders import flat, vector_width
 from shoal.spec import Discrete, EnvSpec, Frame, Group, View
 
@@ -112,10 +112,10 @@ def test_groups_around() -> None:
 
 def test_what_is_given_of_a_world_that_has_a_state() -> None:
     spec, f = EnvSpec(SPEC.groups, state=5), frame((3,), torch.arange(5).expand(3, 5))
-    joined = [1.0, 2, 0, 0, 5, 6, 7, 8, 9]
-    for given, expected in (("state", [0.0, 1, 2, 3, 4]), ("joined", joined), ("agent", [0.0, 1, 2, 3, 4])):
+    cat_groups = [1.0, 2, 0, 0, 5, 6, 7, 8, 9]
+    for given, expected in (("state", [0.0, 1, 2, 3, 4]), ("joined", cat_groups), ("agent", [0.0, 1, 2, 3, 4])):
         assert scope_input(spec, ("b",), "world", f, plain, given).tolist() == [expected] * 3  # type: ignore[arg-type]
         assert scope_width(spec, ("b",), "world", given) == len(expected)  # type: ignore[arg-type]
-        assert scope_input(SPEC, ("b",), "world", frame((3,)), plain, given).tolist() == [joined] * 3  # type: ignore[arg-type]
-        assert scope_width(SPEC, ("b",), "world", given) == len(joined)  # type: ignore[arg-type]
+        assert scope_input(SPEC, ("b",), "world", frame((3,)), plain, given).tolist() == [cat_groups] * 3  # type: ignore[arg-type]
+        assert scope_width(SPEC, ("b",), "world", given) == len(cat_groups)  # type: ignore[arg-type]
         assert scope_width(spec, ("b",), "team", given) == 3  # type: ignore[arg-type]
