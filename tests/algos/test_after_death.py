@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.algos import coma, onpolicy, recall
-from shoal.algos.base import Optimiser
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.coma import COMA
 from shoal.algos.ddpg import DDPG
 from shoal.algos.iql import IQL

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shoal.algos.a2c import A2C
-from shoal.algos.base import Optimiser
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.ppo import PPO
 from shoal.buffers.minibatches import spans
 from shoal.nets.layers import NetConfig

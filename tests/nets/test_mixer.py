@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.nets.mixer import Monotone
+from shoal.nets.mixer import MonotonicMixer
 
 torch.set_num_threads(1)
 
@@ -18,7 +18,7 @@ def draw(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def slopes(mixer: Monotone, q: Tensor, state: Tensor) -> Tensor:
+def slopes(mixer: MonotonicMixer, q: Tensor, state: Tensor) -> Tensor:
     """What one more for each agent is worth to the team, [..., N]."""
     q = q.clone().requires_grad_()
     return torch.autograd.grad(mixer(q, state).sum(), q)[0]
@@ -30,10 +30,10 @@ def set_to(layer: Any, weight: list[list[float]], bias: list[float]) -> None:
         layer[1].copy_(torch.tensor(bias))
 
 
-def by_hand() -> Monotone:
+def by_hand() -> MonotonicMixer:
     """Two agents, two units, one unit in the nets that make weights, a state of four numbers, of which the first matters: it
     goes in at half its size, for 4 ** -0.5 is 1/2."""
-    mixer = Monotone(4, 2, 2, 1, draw())
+    mixer = MonotonicMixer(4, 2, 2, 1, draw())
     first = [2.0, 4, 2, -2, 0, 2]  # for weights in, weights out, the value's two units, the two shifts
     set_to(mixer.look, [[x, 0, 0, 0] for x in first], [0.0, 0, 1, 0, 0, 2])
     set_to(mixer.inner, [[1.0], [-1], [0], [2]], [0.0, 0, -3, 0])
@@ -67,7 +67,7 @@ def test_shapes_and_that_moments_do_not_mix() -> None:
 def test_the_team_never_loses_by_what_an_agent_gains(hyper: int, seed: int) -> None:
     """Whatever the weights have become, the state is and the agents are worth."""
     g = draw(seed)
-    mixer = Monotone(5, 3, 8, hyper, g)
+    mixer = MonotonicMixer(5, 3, 8, hyper, g)
     if seed:  # the first are as they begin
         with torch.no_grad():
             for p in mixer.parameters():
@@ -81,7 +81,7 @@ def test_the_team_never_loses_by_what_an_agent_gains(hyper: int, seed: int) -> N
 
 
 def test_the_state_says_how_much_an_agent_counts() -> None:
-    mixer, q = Monotone(5, 3, 8, 16, draw()), torch.zeros(50, 3)
+    mixer, q = MonotonicMixer(5, 3, 8, 16, draw()), torch.zeros(50, 3)
     each = slopes(mixer, q, torch.randn(50, 5, generator=draw(1)))
     assert each.std(0).min() > 0
     nothing = slopes(mixer, q[:1], torch.zeros(1, 5))
@@ -90,15 +90,15 @@ def test_the_state_says_how_much_an_agent_counts() -> None:
 
 def test_it_begins_about_as_steep_as_the_mean() -> None:
     each = torch.cat(
-        [slopes(Monotone(12, 3, 32, 64, draw(k)), torch.zeros(50, 3), torch.randn(50, 12, generator=draw(k))) for k in range(5)]
+        [slopes(MonotonicMixer(12, 3, 32, 64, draw(k)), torch.zeros(50, 3), torch.randn(50, 12, generator=draw(k))) for k in range(5)]
     )
     assert 0.1 < each.mean().item() * 3 < 10
 
 
 def test_everything_learns_and_the_seed_makes_it() -> None:
-    mixer = Monotone(5, 3, 8, 16, draw())
+    mixer = MonotonicMixer(5, 3, 8, 16, draw())
     mixer(torch.randn(50, 3, generator=draw(1)), torch.randn(50, 5, generator=draw(2))).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in mixer.parameters())
-    same, other = (Monotone(5, 3, 8, 16, draw(k)).state_dict() for k in (0, 1))
+    same, other = (MonotonicMixer(5, 3, 8, 16, draw(k)).state_dict() for k in (0, 1))
     assert all(torch.equal(x, same[k]) for k, x in mixer.state_dict().items())
     assert not torch.equal(same["inner.0"], other["inner.0"])

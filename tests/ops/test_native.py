@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Optimiser
+from shoal.algos.optimiser import Optimiser
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops import compiler, distributions, losses, native, returns
 from shoal.training.loop import Loop

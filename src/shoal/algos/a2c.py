@@ -25,12 +25,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from shoal.algos.onpolicy import Data, OnPolicy
+from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
+from shoal.algos.samples import Samples
 from shoal.ops import losses
 
 
 class A2C(OnPolicy):
     names = {"ia2c": {"critic": "own"}, "maa2c": {"critic": "world"}}
 
-    def policy_loss(self, log_prob: Tensor, entropy: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
-        return losses.a2c(log_prob, entropy, data["advantage"], data.get("mask"), self.entropy_weight)
+    def update(self, samples: Samples) -> Metrics:
+        batch, metrics = self.prepare(samples)
+        critic_metrics = self.critic_slices(batch)
+        (whole,) = self.minibatches(batch)
+        step_metrics, _ = self.step(whole, self.learning if self.config.learning_starts else None)
+        return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)
+
+    def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:
+        return losses.a2c(log_prob, entropy, batch.advantage, batch.active, self.entropy_weight)

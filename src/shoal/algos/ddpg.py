@@ -38,12 +38,16 @@ Knobs, and what they do
 
 Metrics, for each group
 
-    loss_actor, loss_critic      what is descended
-    predictQ                     mean value of the actions that were taken: far above any return is overestimation
-    td_error                     mean |y - Q|
-    learning_rate_actor, learning_rate_critic, noise      as they are now
-    target_lag                   how far the critics' copy is behind: norm of the difference over that of the weights
-    grad_norm_actor, grad_norm_critic                     before clipping
+    loss_actor           the actor's loss above
+    loss_critic          the critics' loss above
+    predictQ             mean value of the actions that were taken: far above any return is overestimation
+    td_error             mean |y - Q|
+    learning_rate_actor  as it is now
+    learning_rate_critic as it is now
+    noise                exploration as it is now
+    target_lag           how far the critics' copy is behind: norm of the difference over that of the weights
+    grad_norm_actor      before clipping
+    grad_norm_critic     before clipping
 
 Departures from the papers: rows step together, and the ratio of updates counts environment steps; AdamW with an epsilon of
 1e-5; observations are normalised; outputs are regularised for continuous actions too. Scores and their commands:
@@ -52,28 +56,27 @@ Departures from the papers: rows step together, and the ratio of updates counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.actorcritic import ActorCritic, Told
-from shoal.algos.base import Target, bounded
+from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
+from shoal.algos.base import Seat, bounded
+from shoal.algos.optimiser import Target
+from shoal.algos.samples import Samples
 from shoal.nets.heads import Net
-from shoal.nets.layers import NetConfig
-from shoal.ops import schedules
 from shoal.ops.distributions import Choice
 from shoal.ops.explore import epsilon_greedy, perturbed
 from shoal.ops.schedules import Now
 from shoal.ops.values import one_hot
-from shoal.spec import Batch, Box, EnvSpec
+from shoal.spec import Box
 
 
 class DDPG(ActorCritic):
     names = {"iddpg": {}, "maddpg": {"critic": "world"}}
-    heard = 1
+    critics_climbed = 1
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
@@ -90,20 +93,12 @@ class DDPG(ActorCritic):
 
     epsilon: Tensor
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        groups: tuple[str, ...],
-        config: Any,
-        net: NetConfig,
-        generator: torch.Generator,
-        device: str | torch.device = "cpu",
-    ):
-        super().__init__(spec, groups, config, net, generator, device)
-        c = config
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
+        c = self.config
         self.noise = self.width if isinstance(self.space, Box) else 2 * self.width + 1
-        self._epsilon = schedules.make(c.noise_schedule, c.noise, c.noise_last, "--algo.noise-schedule")
-        self.register_buffer("epsilon", torch.tensor(c.noise, device=device))  # how much is explored now
+        self._epsilon = self.schedule("noise", last=c.noise_last)
+        self.register_buffer("epsilon", torch.tensor(c.noise, device=seat.device))  # how much is explored now
         self.target_actor = Target(self.actor, self.actor_optimiser, c.target_every * c.delay, c.target_tau)
 
     @property
@@ -114,7 +109,7 @@ class DDPG(ActorCritic):
     def next_actor(self) -> Net:
         return self.target_actor.module  # type: ignore[return-value]
 
-    def play(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
+    def sample_action(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
         u = noise if explore else None
         if isinstance(self.space, Box):
             return params.tanh() if u is None else perturbed(params.tanh(), u, self.epsilon)
@@ -124,20 +119,20 @@ class DDPG(ActorCritic):
         sample = pi.sample(u[..., : self.width])
         return epsilon_greedy(sample, u[..., self.width :], self.epsilon, self.space, legal)
 
-    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Any]:
         if isinstance(self.space, Box):
             return params.tanh(), None
         return one_hot(self._choice(params, legal).mode(), self.space), None
 
-    def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
+    def next_value(self, q: Tensor, policy: Any, active: Tensor | None) -> Tensor:
         return q
 
-    def improve(
-        self, params: Tensor, legal: Tensor | None, noise: Tensor, worth: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def actor_loss(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor, q_value: QValue
+    ) -> tuple[Tensor, Tensor, Metrics]:
         continuous = isinstance(self.space, Box)
         action = params.tanh() if continuous else self._choice(params, legal).relaxed(noise, self.config.gumbel)
-        return self.config.regularise * params.square().mean(-1), worth(action)[0], {}
+        return self.config.regularise * params.square().mean(-1), q_value(action)[0], {}
 
     def _choice(self, params: Tensor, legal: Tensor | None) -> Choice:
         assert not isinstance(self.space, Box)
@@ -147,7 +142,7 @@ class DDPG(ActorCritic):
         super().set_schedules(now)
         self.epsilon.fill_(self._epsilon(Now(now.step, self.config.noise_steps, now.updates)))
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        told = super().update(batch)
+    def update(self, samples: Samples) -> Metrics:
+        metrics = super().update(samples)
         self.target_actor.follow()
-        return {**told, "noise": self.epsilon.clone()}
+        return {**metrics, "noise": self.epsilon.clone()}

@@ -6,7 +6,8 @@ happened is drawn from the replay, and
     L = huber(y - Q(o, a)),    y = r + gamma (1 - terminated) Q'(o', argmax_a Q(o', a)),
 
 where Q' is a copy that follows Q slowly. `dqn` (`--algo.double false`) takes the maximum of Q' itself, which overestimates.
-`iql`, `vdn` and `qmix` are short files over this one; `joint` is the hook that they override.
+`iql`, `vdn` and `qmix` are short files over this one: `joint` is the hook that they override; `td_loss` is another, for
+losses of your own.
 
 Knobs, and what they do
 
@@ -36,11 +37,13 @@ Knobs, and what they do
 
 Metrics, for each group
 
-    td_loss        what is descended;       td_error  mean |y - Q|
-    q              mean value of the actions that were taken: a value far above any return is overestimation
-    epsilon        now;                     learning_rate
-    target_lag     how far the copy is behind: norm of the difference over that of the weights
-    grad_norm      before clipping
+    td_loss              the loss above
+    td_error             mean |y - Q|
+    q                    mean value of the actions that were taken: a value far above any return is overestimation
+    epsilon              probability of a random action now
+    learning_rate        as it is now
+    target_lag           how far the copy is behind: norm of the difference over that of the weights
+    grad_norm            before clipping
 
 Departures from the papers: rows step together, and the ratio of updates counts environment steps; actions of several
 dimensions are worth the mean of their choices' values, and are learnt by one error; dueling streams share the hidden layers;
@@ -57,21 +60,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algos import recall
-from shoal.algos.base import Algorithm, Optimiser, Target, bounded
+from shoal.algos.base import Acted, Seat, bounded
 from shoal.algos.observations import Observations
-from shoal.algos.recall import ReplayConfig
+from shoal.algos.offpolicy import OffPolicy, ReplayConfig
+from shoal.algos.optimiser import Optimiser, Target
+from shoal.algos.samples import Samples
 from shoal.nets.heads import QNetwork
-from shoal.nets.layers import NetConfig
-from shoal.nets.norm import Running, normaliser
-from shoal.ops import losses, schedules, values
+from shoal.ops import losses, values
 from shoal.ops.distributions import noise_of
 from shoal.ops.explore import epsilon_greedy, epsilon_keeping
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map, where_rows
+from shoal.spec import Batch, Frame, UserError
 
 
-class DDQN(Algorithm):
+class DDQN(OffPolicy):
     names = {"dqn": {"double": False}}
     takes = ("discrete", "multi-discrete")
 
@@ -92,55 +94,39 @@ class DDQN(Algorithm):
 
     epsilon: Tensor
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        groups: tuple[str, ...],
-        config: Any,
-        net: NetConfig,
-        generator: torch.Generator,
-        device: str | torch.device = "cpu",
-    ):
-        super().__init__(spec, groups, config, net, generator, device)
-        c = config
-        if net.trunk == "shared":
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
+        c, spec, groups, generator = self.config, self.spec, self.groups, seat.generator
+        if self.net.trunk == "shared":
             raise UserError(f"--net.trunk shared is for actors beside critics: {type(self).__name__} has neither.")
         self.as_one = self.unit == "team"
         if self.as_one and c.after_death == "own":
             raise UserError(f"{type(self).__name__} has one value for a team, which ends with it: leave --algo.after-death.")
-        self.recurrent = net.memory != "none"
-        self.chunk, self.burn_in = recall.lengths(self)
-        self.feed = recall.feed(c, self.chunk, self.burn_in)
         self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
-        make = normaliser(c.normaliser)
-        see = partial(Observations, self, "own", "state", net, c.normalise_obs, make, blank=self.values_dead)
-        self.observations = nn.ModuleDict({g: see((g,)) for g in groups})
-        self.online = nn.ModuleDict({g: self._values(g, generator) for g in groups})
+        self.observations = nn.ModuleDict({g: Observations(self, groups=(g,), zero_dead=self.values_dead) for g in groups})
+        self.online = nn.ModuleDict({g: self._q_network(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
-        self.reward_norm = Running() if c.normalise_reward else None
-        self.noisy_draws = {g: self._net(g).noise for g in groups}
+        self.set_feed()
+        self.noisy_draws = {g: self._q_net(g).noise for g in groups}
         self.tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
         self.noise = max(self.tosses + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
-        self._rate = schedules.make(c.lr_schedule, c.lr, c.lr * c.lr_last, "--algo.lr-schedule")
-        self._epsilon = schedules.make(c.epsilon_schedule, c.epsilon, c.epsilon_last, "--algo.epsilon-schedule")
+        self._rate, self._epsilon = self.schedule("lr"), self.schedule("epsilon", last=c.epsilon_last)
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
-        self.to(device)
+        self.place(seat.device)
         learnt = nn.ModuleDict({"agents": self.online, **({} if self.mixer is None else {"mixer": self.mixer})})
-        self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip)
+        self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip, self.kernels)
         self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
 
-    def _values(self, group: str, generator: torch.Generator) -> QNetwork:
-        c, observations = self.config, self._sight(group)
-        return QNetwork(
-            observations.encoder(generator), self.spaces[group], observations.agents, self.net, generator, c.dueling, c.noisy
-        )
+    def _q_network(self, group: str, generator: torch.Generator) -> QNetwork:
+        c, seen = self.config, self._observations(group)
+        return QNetwork(seen.encoder(generator), self.spaces[group], seen.agents, self.net, generator, c.dueling, c.noisy)
 
-    def _sight(self, group: str) -> Observations:
+    def _observations(self, group: str) -> Observations:
         return self.observations[group]  # type: ignore[return-value]
 
-    def _net(self, group: str, target: bool = False) -> QNetwork:
-        copied: Any = self.target.module if target else {"agents": self.online}
-        return copied["agents"][group]
+    def _q_net(self, group: str, target: bool = False) -> QNetwork:
+        nets: Any = self.target.module["agents"] if target else self.online  # type: ignore[index]
+        return nets[group]
 
     @property
     def nets(self) -> dict[str, nn.Module]:
@@ -151,22 +137,23 @@ class DDQN(Algorithm):
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for g in self.groups:
-            remembers, wide = self._net(g).net.memory, 1 + len(self.spaces[g].sizes)
-            out[g] = {} if remembers is None else dict(remembers.zero(rows, device))
+            out[g] = self._q_net(g).net.zero_memory(rows, device)
             if self.config.epsilon_keep:
+                wide = 1 + len(self.spaces[g].sizes)
                 out[g]["random"] = torch.zeros(rows, self.spec[g].n, wide, dtype=torch.long, device=device)
         return out
 
-    def act(
-        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         actions, after = {}, {}
         for g in self.groups:
             view, space = frame[g], self.spaces[g]
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
-            obs = self._sight(g).obs(frame, view.active.dim() - 1)
-            q, state = self._net(g)(obs, memory[g], None, self._moves(self.remembering(view)), weights)
+            obs, active = (
+                self._observations(g).actor_input(frame),
+                self.remembers(view) if self.recurrent and self.has_inactive else None,
+            )
+            q, state = self._q_net(g)(obs, memory[g], None, active, weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
             if u is None:
                 continue
@@ -177,21 +164,22 @@ class DDQN(Algorithm):
                 after[g]["random"] = now.where(view.active[..., None], before)  # whoever waits for its turn goes on later
             else:
                 actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
-        return actions, after, {g: {} for g in self.groups}
-
-    def _moves(self, who: Tensor) -> Tensor | None:
-        return who if self.recurrent and self.has_inactive else None
+        return Acted(actions, after, {g: {} for g in self.groups})
 
     # --- learning ---
 
-    def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
-        """The values that learn, of all agents' [T, B, N]: here each agent's own; of mixers their team's, [T, B, 1]. `there`:
+    def joint(self, q: Tensor, active: Tensor | None, frame: Frame, target: bool) -> Tensor:
+        """The values that learn, of all agents' [T, B, N]: here each agent's own; of mixers their team's, [T, B, 1]. `active`:
         who counts; none: all."""
         return q
 
     def make_mixer(self, generator: torch.Generator) -> nn.Module | None:
         """What a mixer learns beside its agents' values."""
         return None
+
+    def td_loss(self, q: Tensor, target: Tensor) -> Tensor:
+        """The loss of each value, of its own shape."""
+        return losses.value_error(q, target, self.config.huber)
 
     def draws(self, steps: int, rows: int) -> int:
         return 3 * sum(self.noisy_draws.values())
@@ -202,27 +190,22 @@ class DDQN(Algorithm):
 
     def update_statistics(self, batch: Batch) -> None:
         for g in self.groups:
-            self._sight(g).update(batch.frame)
-        recall.weigh(self, batch)
+            self._observations(g).update(batch.frame)
+        self.update_reward_norm(batch)
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        c, weight = self.config, batch.weight
-        later = recall.later(batch, self.burn_in)
-        looks = [self._look(batch, later, g, noise) for g, noise in self._noise(batch).items()]
-        q_t, q_tp1 = (torch.cat([variant[k] for variant in looks], 2) for k in (0, 1))
-        value_t = torch.cat([variant[2] for variant in looks], 2) if self.spec.turns else None
-        active = self.mask(later)
-        goes_on = recall.goes_on(self, later) if self.has_inactive else None
-        q_t = self.joint(q_t, active, later.frame, target=False)
+    def update(self, samples: Samples) -> dict[str, Tensor]:
+        noise = self._noise(samples)
+        parts = [self._q_values(samples[g], g, *noise[g]) for g in self.groups]
+        q_t, q_tp1 = torch.cat([p[0] for p in parts], 2), torch.cat([p[1] for p in parts], 2)
+        value_t = torch.cat([p[2] for p in parts if p[2] is not None], 2) if self.spec.turns else None
+        q_t = self.learnt(self.joint(q_t, samples.active, samples.frame, target=False))
         with torch.no_grad():
-            q_tp1 = self.joint(q_tp1, goes_on, later.next, target=True)
-            target, mask = recall.targets(self, later, recall.reward(self, later), q_tp1, value_t)
-        q_t, target = q_t[: self.chunk], target[: self.chunk]  # what follows was there for its rewards
-        mask = None if mask is None else mask[: self.chunk]
-        loss = losses.value_error(q_t, target, c.huber)
-        loss = loss if weight is None else loss * weight[:, None]
-        count = q_t.numel() if mask is None else mask.sum()
-        norm = self.optimiser.descend(losses.masked_sum(loss, mask), count, None if mask is None else mask.any())
+            q_tp1 = self.joint(q_tp1, samples.goes_on, samples.later.next, target=True)
+            target, mask = self.td_target(samples, q_tp1, value_t)
+        loss = self.td_loss(q_t, target)
+        loss = loss if samples.weight is None else loss * samples.weight[:, None]
+        count, some = losses.counted(loss, mask)
+        norm = self.optimiser.descend(losses.masked_sum(loss, mask), count, some)
         self.target.follow()
         error = (target - q_t).detach()
         return {
@@ -233,53 +216,38 @@ class DDQN(Algorithm):
             "learning_rate": self.optimiser.rate.clone(),
             "target_lag": self.target.lag(),
             "grad_norm": norm,
-            **({"priority": values.td_priority(error, mask)} if c.prioritised else {}),
+            **({"priority": values.td_priority(error, mask)} if self.config.prioritised else {}),
         }
 
-    def _noise(self, batch: Batch) -> dict[str, tuple[Tensor | None, ...]]:
-        """For each group what the weights of net, net at the next moments, and target take."""
+    def _q_values(self, samples: Samples, g: str, *noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[T, B, N] of one group: Q of the actions taken, Q' of the next frames, and of these where agents wait for turns."""
+        space, online, target = self.spaces[g], self._q_net(g), self._q_net(g, target=True)
+        online_t, online_tp1, target_t = (partial(net, noise=u) for net, u in zip((online, online, target), noise, strict=True))
+        memory, value_t, after_target = samples.memory if self.recurrent else None, None, None
+        q_t, after = samples.unroll(online_t, samples.actor_input, memory)
+        with torch.no_grad():
+            if self.recurrent or self.spec.turns:
+                present, after_target = samples.unroll(target_t, samples.actor_input, memory)
+            if self.spec.turns:
+                value_t = values.double_q(q_t if self.config.double else present, present, space, samples.legal)
+            scores, _ = samples.after(target_t, samples.next_actor_input, after_target)
+            chosen = samples.after(online_tp1, samples.next_actor_input, after)[0] if self.config.double else scores
+            q_tp1 = values.double_q(chosen, scores, space, samples.next_legal)
+        return values.taken(q_t, samples.action, space), q_tp1, value_t
+
+    def _noise(self, samples: Samples) -> dict[str, tuple[Tensor | None, ...]]:
+        """For each group what the weights of the net, of the net in the next frames, and of the target take."""
         out: dict[str, tuple[Tensor | None, ...]] = {}
         at = 0
         for g, width in self.noisy_draws.items():
-            out[g] = batch.noise[at : at + 3 * width].unflatten(0, (3, width)).unbind() if width else (None,) * 3  # type: ignore[index]
+            out[g] = samples.noise[at : at + 3 * width].unflatten(0, (3, width)).unbind() if width else (None,) * 3  # type: ignore[index]
             at += 3 * width
         return out
 
-    def _look(self, batch: Batch, later: Batch, g: str, noise: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-        """[T, B, N] of what is `later` than the burn-in: what the actions taken are worth, and what the next moments are; and
-        the present ones, where agents wait for turns."""
-        space, net, target = self.spaces[g], self._net(g), self._net(g, target=True)
-        q_t, after = self._unroll(net, batch, g, noise[0])
-        with torch.no_grad():
-            following, value_t = self.next_frame(later), None
-            view = following[g]
-            after_target: Any = {}
-            if self.recurrent or self.spec.turns:
-                present, after_target = self._unroll(target, batch, g, noise[2])
-            if self.spec.turns:
-                value_t = values.double_q(q_t if self.config.double else present, present, space, later.frame[g].legal)
-            if self.recurrent:
-                states = tree_map(torch.detach, (after, after_target))
-                after, after_target = where_rows(view.start, tree_map(torch.zeros_like, states), states)
-            obs, active = self._sight(g).obs(following, 2), self._moves(view.active | ~view.alive)
-            scorer, _ = target(obs, after_target, None, active, noise[2])
-            chooser = net(obs, after, None, active, noise[1])[0] if self.config.double else scorer
-            q_tp1 = values.double_q(chooser, scorer, space, view.legal)
-        return values.taken(q_t, self.taken(later, g), space), q_tp1, value_t
-
-    def _unroll(self, net: QNetwork, batch: Batch, g: str, noise: Tensor | None) -> tuple[Tensor, Any]:
-        """Values after the burn-in, and the memory after each step."""
-        obs, view = self._sight(g).obs(batch.frame, 2), batch.frame[g]
-        if not self.recurrent:
-            return net(obs, noise=noise)
-        variant = partial(net, noise=noise)
-        return recall.unrolled(variant, self.burn_in, obs, batch.memory[g], view.start, self._moves(self.remembering(view)))
-
     def values(self, frame: Frame) -> Tensor:
-        """What a batch's moments are worth, [T, B, N], to nets without memory."""
         parts = [
             values.double_q(q, q, self.spaces[g], frame[g].legal)
             for g in self.groups
-            for q, _ in (self._net(g)(self._sight(g).obs(frame, 2)),)
+            for q, _ in (self._q_net(g)(self._observations(g).actor_input(frame)),)
         ]
         return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)

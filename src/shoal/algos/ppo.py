@@ -71,12 +71,14 @@ shared trunk, both). Scores and the commands that reached them: `benchmarks/scor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algos.onpolicy import Data, OnPolicy
+from shoal.algos.base import Seat
+from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
+from shoal.algos.samples import Samples
 from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
 from shoal.spec import UserError
@@ -89,7 +91,7 @@ class PPO(OnPolicy):
     @dataclass(frozen=True)
     class Config(OnPolicy.Config):
         epochs: int = 4  # passes over a rollout
-        minibatches: int = 4  # pieces of a pass; a piece holds whole moments, all agents of the group
+        minibatches: int = 4  # pieces of a pass; a piece holds whole steps, all agents of the group
         clip: float = 0.2  # how far a ratio may move and still count
         clip_schedule: str = "constant"  # as lr_schedule, without kl
         clip_last: float = 0.0  # share of the clip that its schedule ends at
@@ -110,18 +112,44 @@ class PPO(OnPolicy):
 
     clip: Tensor
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        c = self.config
-        self.epochs, self.minibatches, self.value_clip = c.epochs, c.minibatches, c.value_clip
-        self.kl_stop, self.advantage_every = c.kl_stop, c.advantage_every
-        self._clip = schedules.make(c.clip_schedule, c.clip, c.clip * c.clip_last, "--algo.clip-schedule")
-        self.register_buffer("clip", torch.tensor(c.clip, device=self.warmup.device))
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
+        self.value_clip, self.kl_stop, self._clip = self.config.value_clip, self.config.kl_stop, self.schedule("clip")
+        self.register_buffer("clip", torch.tensor(self.config.clip, device=self.warmup.device))
 
     def set_schedules(self, now: Now) -> None:
         super().set_schedules(now)
         self.clip.fill_(self._clip(now))
 
-    def policy_loss(self, log_prob: Tensor, entropy: Tensor, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
-        old, advantage, mask = data["log_prob"], data["advantage"], data.get("mask")
-        return losses.ppo(log_prob, entropy, old, advantage, mask, self.clip, self.entropy_weight, self.fused)
+    def draws(self, steps: int, rows: int) -> int:
+        return 0 if self.config.minibatches == 1 else self.config.epochs * (steps // self.chunk) * rows
+
+    def update(self, samples: Samples) -> Metrics:
+        c = self.config
+        batch, metrics = self.prepare(samples)
+        keep = self.learning if c.learning_starts or c.kl_stop is not None else None
+        orders = [None] * c.epochs if c.minibatches == 1 else list(samples.noise.reshape(c.epochs, -1).argsort(-1))  # type: ignore[union-attr]
+        steps: list[Metrics] = []
+        for epoch, order in enumerate(orders):
+            if epoch and c.advantage_every == "epoch":
+                self.compute_advantages(samples, batch)
+            critic_metrics = self.critic_slices(batch, fresh=not epoch or c.advantage_every != "rollout")
+            for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
+                if c.advantage_every == "minibatch" and (epoch or k):
+                    self.compute_advantages(samples, batch)
+                    minibatch = self.minibatches(batch, c.minibatches, order)[k]
+                step_metrics, keep = self.step(minibatch, keep)
+                steps.append({**step_metrics, **critic_metrics})
+            if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved
+                self._adapt_rate(steps[-k - 1 :], batch.active)
+        return self.finish(samples, steps, metrics)
+
+    def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:
+        old, advantage, active = batch.log_prob, batch.advantage, batch.active
+        return losses.ppo(log_prob, entropy, old, advantage, active, self.clip, self.entropy_weight, self.kernels)
+
+    def _adapt_rate(self, steps: list[Metrics], active: Tensor | None) -> None:
+        """A learning rate that aims at a divergence an epoch. It stays where no step was taken, or from random actions."""
+        kl, rate = torch.stack([s["kl"] for s in steps]).mean(), self.actor_optimiser.rate
+        moved = self.learning & ~self.warmup & (True if active is None else active.any())
+        self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moved, rate))  # type: ignore[arg-type]

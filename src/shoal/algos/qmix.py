@@ -28,14 +28,13 @@ from torch import Tensor, nn
 from shoal.algos.base import bounded
 from shoal.algos.ddqn import DDQN
 from shoal.algos.observations import Observations, scope_width
-from shoal.nets.mixer import Monotone
-from shoal.nets.norm import normaliser
+from shoal.nets.mixer import MonotonicMixer
 from shoal.spec import Batch, Frame, UserError
 
 
 class QMIX(DDQN):
     names = {}
-    pay, turns, unit = "common", False, "team"
+    reward, turns, unit = "common", False, "team"
 
     @dataclass(frozen=True)
     class Config(DDQN.Config):
@@ -49,19 +48,18 @@ class QMIX(DDQN):
             bounded(self, {}, ("mixer_width", "hyper_width"))
 
     def make_mixer(self, generator: torch.Generator) -> nn.Module:
-        c = self.config
-        net = replace(self.net, attention="none")
-        self.whole = Observations(self, "world", "state", net, c.normalise_obs, normaliser(c.normaliser), (self.groups[0],))
-        if self.whole.whole:
+        c, net = self.config, replace(self.net, attention="none")
+        self.state_observations = Observations(self, "world", groups=(self.groups[0],), net=net, zero_dead=False)
+        if self.state_observations.joins:
             raise UserError("QMIX mixes by a state of numbers, and this world has pictures and no state of its own: take vdn.")
         width = scope_width(self.spec, self.groups, "world")
-        return Monotone(width, self.n, c.mixer_width, c.hyper_width, generator)
+        return MonotonicMixer(width, self.n, c.mixer_width, c.hyper_width, generator)
 
-    def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
-        q = q if there is None else torch.where(there, q, 0)
+    def joint(self, q: Tensor, active: Tensor | None, frame: Frame, target: bool) -> Tensor:
+        q = q if active is None else torch.where(active, q, 0)
         nets: Any = self.target.module if target else {"mixer": self.mixer}
-        return nets["mixer"](q, self.whole.seen(frame))
+        return nets["mixer"](q, self.state_observations.critic_input(frame))
 
     def update_statistics(self, batch: Batch) -> None:
         super().update_statistics(batch)
-        self.whole.update(batch.frame)
+        self.state_observations.update(batch.frame)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Rollout
+from shoal.algos.base import Acted, Algorithm, Rollout, Seat
+from shoal.algos.samples import Samples
 from shoal.ops.distributions import Choice, noise_of
-from shoal.spec import Batch, Box, EnvSpec, Frame
+from shoal.spec import Box, Frame
 
 
 class Random(Algorithm):
     learns = False
     greedy = False
 
-    def __init__(self, spec: EnvSpec, groups: tuple[str, ...], *args: Any, **kwargs: Any):
-        super().__init__(spec, groups, *args, **kwargs)
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
         self.feed = Rollout(25)
         self.noise = noise_of(self.space)
 
-    def act(
-        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
+        return {g: {} for g in self.groups}
+
+    def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         actions = {}
         for g in self.groups:
             view, space = frame[g], self.spec[g].action
@@ -33,7 +40,7 @@ class Random(Algorithm):
                 actions[g] = u * 2 - 1
             else:
                 actions[g] = Choice(torch.zeros_like(u), space.sizes, view.legal, space.shape == ()).sample(u)
-        return actions, memory, {g: {} for g in self.groups}
+        return Acted(actions, memory, {g: {} for g in self.groups})
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, samples: Samples) -> dict[str, Tensor]:
         return {}

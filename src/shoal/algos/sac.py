@@ -23,8 +23,10 @@ Knobs, and what they do
   All else as in `algos/ddpg.py`: critics, `others`, targets, memory, the first `random_steps`, `noise_keep`. It is evaluated by
   the mean, or the likeliest choice.
 
-Metrics, for each group: those of `algos/ddpg.py` but for the noise, and `alpha`, and `entropy`: of samples where actions are
-continuous.
+Metrics, for each group: those of `algos/ddpg.py` but for the noise, and
+
+    alpha                weight of the entropy, mean over agents
+    entropy              of the policy, in nats; of samples where actions are continuous
 
 Departures from the papers: those of `algos/ddpg.py`; deviations are held between e^-5 and e^2 by a tanh; actions of several
 dimensions are worth the mean of their choices' values; of `n_step` steps the last alone has its entropy counted. Scores and
@@ -34,21 +36,21 @@ their commands: `benchmarks/scores.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.actorcritic import ActorCritic, Told
-from shoal.algos.base import Optimiser, bounded
+from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
+from shoal.algos.base import Seat, bounded
+from shoal.algos.optimiser import Optimiser
+from shoal.algos.samples import Samples
 from shoal.nets.heads import Net
-from shoal.nets.layers import NetConfig
 from shoal.ops import losses, values
 from shoal.ops.distributions import Choice, TanhNormal
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, EnvSpec, UserError
+from shoal.spec import Box, UserError
 
 LOW, HIGH = -5.0, 2.0  # what the logarithm of a deviation is held between
 
@@ -63,8 +65,8 @@ class Weights(nn.Module):
 
 class SAC(ActorCritic):
     names = {"isac": {}, "masac": {"critic": "world"}}
-    lists = True
-    held_names = (*ActorCritic.held_names, "entropy")
+    q_of_choices = True
+    actor_metrics = (*ActorCritic.actor_metrics, "entropy")
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
@@ -78,27 +80,20 @@ class SAC(ActorCritic):
             super().__post_init__()
             bounded(self, {}, ("alpha", "lr_alpha"))
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        groups: tuple[str, ...],
-        config: Any,
-        net: NetConfig,
-        generator: torch.Generator,
-        device: str | torch.device = "cpu",
-    ):
-        super().__init__(spec, groups, config, net, generator, device)
-        c, share = config, not isinstance(self.space, Box)
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
+        c, share = self.config, not isinstance(self.space, Box)
         if share and c.target_entropy is not None and not 0 <= c.target_entropy <= 1:
             raise UserError(
-                f"--algo.target-entropy is {c.target_entropy:g}: for the {self.space.kind} actions of {', '.join(groups)} it"
+                f"--algo.target-entropy is {c.target_entropy:g}: for the {self.space.kind} actions of {', '.join(self.groups)} it"
                 " is a share of the most there can be, from 0 to 1."
             )
         self.noise = self.width
-        self.weights = Weights(self.n, c.alpha).to(device)
+        self.weights = Weights(self.n, c.alpha).to(seat.device)
         critics = c.lr_critic or c.lr
         self.alpha_share = (c.lr_alpha or critics) / critics  # of the critics' rate, whose schedule it follows
-        self.alpha_optimiser = Optimiser([self.weights], critics * self.alpha_share) if c.alpha_auto else None
+        rate = critics * self.alpha_share
+        self.alpha_optimiser = Optimiser([self.weights], rate, kernels=self.kernels) if c.alpha_auto else None
 
     def make_actor(self, generator: torch.Generator) -> Net:
         wide = self.width * (2 if isinstance(self.space, Box) else 1)  # means and deviations
@@ -122,36 +117,40 @@ class SAC(ActorCritic):
             return TanhNormal(mean, LOW + (HIGH - LOW) * 0.5 * (spread.tanh() + 1))
         return Choice(params, self.space.sizes, legal, self.space.shape == ())
 
-    def play(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
+    def sample_action(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
         pi = self._policy(params, legal)
         return pi.mode() if noise is None else pi.sample(noise)
 
-    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Any]:
         pi = self._policy(params, legal)
         if isinstance(self.space, Box):
             return pi.path(noise)
         return values.one_hot(pi.sample(noise), self.space), (pi.probabilities(), pi.entropy())
 
-    def next_value(self, q: Tensor, told: Told, there: Tensor | None) -> Tensor:
+    def next_value(self, q: Tensor, policy: Any, active: Tensor | None) -> Tensor:
         if isinstance(self.space, Box):
-            bonus = -self.alpha * told
-            if there is not None and (self.as_one or self.returns_after_death):
-                bonus = torch.where(there, bonus, 0)
+            bonus = -self.alpha * policy  # its log-probability
+            if active is not None and (self.as_one or self.returns_after_death):
+                bonus = torch.where(active, bonus, 0)
             return q + (bonus.sum(-1, keepdim=True) if self.as_one else bonus)
-        chance, entropy = told
+        chance, entropy = policy
         return values.expected(q, chance, self.space) + self.alpha * entropy
 
-    def improve(
-        self, params: Tensor, legal: Tensor | None, noise: Tensor, worth: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def actor_loss(
+        self, params: Tensor, legal: Tensor | None, noise: Tensor, q_value: QValue
+    ) -> tuple[Tensor, Tensor, Metrics]:
         pi = self._policy(params, legal)
         if isinstance(self.space, Box):
             action, log_prob = pi.path(noise)
-            return self.alpha * log_prob, worth(action).amin(0), {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)}
+            return (
+                self.alpha * log_prob,
+                q_value(action).amin(0),
+                {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)},
+            )
         sample = values.one_hot(pi.sample(noise), self.space)
-        q, entropy = worth(sample).amin(0), pi.entropy()
-        told = {"entropy": entropy, "surplus": entropy - self._goal(legal)}
-        return -self.alpha * entropy, values.expected(q, pi.probabilities(), self.space), told
+        q, entropy = q_value(sample).amin(0), pi.entropy()
+        metrics = {"entropy": entropy, "surplus": entropy - self._goal(legal)}
+        return -self.alpha * entropy, values.expected(q, pi.probabilities(), self.space), metrics
 
     def _goal(self, legal: Tensor | None) -> float | Tensor:
         """The entropy that is asked for, in nats, summed over dimensions."""
@@ -163,8 +162,8 @@ class SAC(ActorCritic):
             return share * sum(math.log(n) for n in self.space.sizes)
         return share * sum(x.sum(-1).float().log() for x in legal.split(self.space.sizes, -1))
 
-    def temper(self, told: dict[str, Tensor], mask: Tensor | None, keep: Tensor | None) -> None:
-        surplus = told.pop("surplus")
+    def update_temperature(self, metrics: Metrics, mask: Tensor | None, keep: Tensor | None) -> None:
+        surplus = metrics.pop("surplus")
         if self.alpha_optimiser is not None:
             loss = self.weights.log * surplus
             count = loss.numel() if mask is None else mask.sum()
@@ -175,5 +174,5 @@ class SAC(ActorCritic):
         if self.alpha_optimiser is not None:
             self.alpha_optimiser.rate.fill_(self._critic_rate(now) * self.alpha_share)
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        return {**super().update(batch), "alpha": self.alpha.mean()}
+    def update(self, samples: Samples) -> Metrics:
+        return {**super().update(samples), "alpha": self.alpha.mean()}

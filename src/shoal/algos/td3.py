@@ -12,10 +12,10 @@ updates, when the critics have come to rest. What other groups do next, in a cri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from shoal.algos.actorcritic import Told
 from shoal.algos.base import bounded
 from shoal.algos.ddpg import DDPG
 from shoal.ops.explore import perturbed
@@ -36,8 +36,8 @@ class TD3(DDPG):
             super().__post_init__()
             bounded(self, {"smooth": (0, 1e30), "smooth_limit": (0, 1e30)})
 
-    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Told]:
-        action, told = super().next_action(params, legal, noise)
+    def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Any]:
+        action, policy = super().next_action(params, legal, noise)
         if isinstance(self.space, Box):
             action = perturbed(action, noise, self.config.smooth, self.config.smooth_limit)
-        return action, told
+        return action, policy

@@ -24,12 +24,12 @@ from shoal.spec import Frame
 
 class VDN(DDQN):
     names = {}
-    pay, turns, unit = "common", False, "team"
+    reward, turns, unit = "common", False, "team"
 
     @dataclass(frozen=True)
     class Config(DDQN.Config):
         gamma: float = 0.95  # discount
 
-    def joint(self, q: Tensor, there: Tensor | None, frame: Frame, target: bool) -> Tensor:
-        q = q if there is None else torch.where(there, q, 0)
+    def joint(self, q: Tensor, active: Tensor | None, frame: Frame, target: bool) -> Tensor:
+        q = q if active is None else torch.where(active, q, 0)
         return q.sum(-1, keepdim=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from shoal.spec import tree_map
 
+Rollout = TypeVar("Rollout")
 
-def minibatches(
-    data: dict[str, Any], steps: int, rows: int, chunk: int, count: int, order: Tensor | None
-) -> list[dict[str, Any]]:
-    """Trees of [T, B, ...] -> `count` trees of [chunk, chunks, ...], taken in `order`, or as they are where it is none. Of
-    `memory`, what there was before each chunk's first step, [chunks, ...]."""
+
+def minibatches(rollout: Rollout, steps: int, rows: int, chunk: int, count: int, order: Tensor | None) -> list[Rollout]:
+    """A dataclass of trees of [T, B, ...] -> `count` of them, of [chunk, chunks, ...], taken in `order`; none: as they are.
+    Of the field `memory`, what there was before each chunk's first step, [chunks, ...]."""
 
     def chunks(x: Tensor) -> Tensor:
         if chunk == 1 and order is not None:  # one dimension less to select along: faster
@@ -26,11 +27,13 @@ def minibatches(
         x = x[::chunk].flatten(0, 1)
         return x if order is None else x.index_select(0, order)
 
-    chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in data.items()}
-    return [
-        {k: tree_map(lambda x, k=k: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
-        for a, b in spans(steps // chunk * rows, count)
-    ]
+    parts = {f.name: getattr(rollout, f.name) for f in fields(rollout)}  # type: ignore[arg-type]
+    chosen = {k: tree_map(before if k == "memory" else chunks, x) for k, x in parts.items()}
+
+    def piece(a: int, b: int) -> Any:
+        return {k: tree_map(lambda x: x[a:b] if k == "memory" else x[:, a:b], x) for k, x in chosen.items()}  # noqa: B023
+
+    return [type(rollout)(**piece(a, b)) for a, b in spans(steps // chunk * rows, count)]
 
 
 def spans(count: int, pieces: int) -> list[tuple[int, int]]:

@@ -1,12 +1,12 @@
 """Encoders: observations of any form become numbers in a row, [..., N, width].
 
-    Image      pixels [..., N, C, H, W], uint8 scaled on the device, through convolutions
-    Entities   a flat observation whose `layout` says which numbers are which entities, by attention: their order is no matter
-    Encoder    a group's observation: its vector, its images, or both
-    Joined     the observations of several groups side by side, for a central critic
-    Crowd      the same by attention: an agent looks at all agents, whose order is no matter
+    Image            pixels [..., N, C, H, W], uint8 scaled on the device, through convolutions
+    Entities         a flat observation whose `layout` says which numbers are which entities, by attention, in any order
+    Encoder          a group's observation: its vector, its images, or both
+    JointEncoder     the observations of several groups side by side, for a central critic
+    AgentAttention   the same by attention over agents, whose order does not matter
 
-A prepared observation is a tensor [..., N, width], or where there are images a dict of them and of VECTOR.
+What comes in was prepared by `nets/parts.py` and normalised.
 """
 
 from __future__ import annotations
@@ -19,38 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.nets.layers import ACTIVATIONS, NetConfig, affine, layers_of
+from shoal.nets.parts import VECTOR, images_of, vector_width
 from shoal.spec import Group, Shape, UserError
 
-VECTOR = ""  # the name of the numbers beside the images, which no image has
 LARGE = 36  # pixels from which on an image is large
 CONVOLUTIONS = {True: "32x8/4,64x4/2,64x3/1", False: "16x3/1,32x3/2"}  # large: those of Mnih et al. (2015)
-
-
-def images_of(obs: Shape | dict[str, Shape]) -> dict[str, Shape]:
-    """The parts of an observation that are images, by name."""
-    named = obs if isinstance(obs, dict) else {"image": obs}
-    return {k: s for k, s in named.items() if len(s) == 3}
-
-
-def vector_width(obs: Shape | dict[str, Shape]) -> int:
-    """How many numbers an observation has beside its images."""
-    named = obs if isinstance(obs, dict) else {"": obs}
-    return sum(torch.Size(s).numel() for s in named.values() if len(s) != 3)
-
-
-def flat(obs: Tensor, shape: Shape) -> Tensor:
-    """[..., N, *shape] -> float [..., N, width]."""
-    obs = obs.float()
-    return obs if len(shape) == 1 else obs.flatten(-len(shape)) if shape else obs[..., None]
-
-
-def parts_of(obs: Any, group: Group) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """An observation's numbers in a row [..., N, width], or none; and its images by name, as they are."""
-    named = group.obs if isinstance(group.obs, dict) else {"image" if len(group.obs) == 3 else VECTOR: group.obs}
-    given = obs if isinstance(obs, dict) else dict.fromkeys(named, obs)
-    vectors = [flat(given[k], shape) for k, shape in named.items() if len(shape) != 3]
-    vector = None if not vectors else vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)
-    return vector, {k: given[k] for k, shape in named.items() if len(shape) == 3}
 
 
 class Image(nn.Module):
@@ -194,18 +167,18 @@ class Encoder(nn.Module):
         return torch.cat([*parts, *(m(x[k]) for k, m in self.images.items())], -1)
 
 
-class Beside(nn.Module):
-    """What an encoder makes of the first of two, and so many more numbers beside it: [..., N, width + more]."""
+class WithLastAction(nn.Module):
+    """An encoded observation and the last action, one-hot: (observation, action) -> [..., N, width + choices]."""
 
-    def __init__(self, encoder: Encoder, more: int):
+    def __init__(self, encoder: Encoder, choices: int):
         super().__init__()
-        self.encoder, self.width = encoder, encoder.width + more
+        self.encoder, self.width = encoder, encoder.width + choices
 
     def forward(self, x: tuple[Any, Tensor]) -> Tensor:
         return torch.cat((self.encoder(x[0]), x[1]), -1)
 
 
-class Joined(nn.Module):
+class JointEncoder(nn.Module):
     """Several groups' observations, each encoded, end to end: [..., S]. `x` is {group: (prepared, alive or none)}."""
 
     def __init__(self, groups: tuple[Group, ...], net: NetConfig, generator: torch.Generator):
@@ -222,7 +195,7 @@ class Joined(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class Crowd(nn.Module):
+class AgentAttention(nn.Module):
     """Each of our agents looks at the agents of all `groups` by attention: [..., N, width]. The dead are not looked at."""
 
     def __init__(self, groups: tuple[Group, ...], ours: tuple[str, ...], net: NetConfig, generator: torch.Generator):

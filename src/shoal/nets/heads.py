@@ -58,6 +58,10 @@ class Net(nn.Module):
     def fused(self) -> bool:
         return isinstance(self.body, MLP) and self.body.fused
 
+    def zero_memory(self, rows: int, device: torch.device) -> State:
+        """Of agents that start: [B, N, ...]; empty without memory."""
+        return {} if self.memory is None else self.memory.zero(rows, device)
+
     def forward(
         self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
@@ -108,6 +112,9 @@ class Actor(nn.Module):
             self.register_buffer(
                 "owners", torch.tensor(owners) if 1 < len(self.log_std) < len(owners) else None, persistent=False
             )
+
+    def zero_memory(self, rows: int, device: torch.device) -> State:
+        return self.net.zero_memory(rows, device)
 
     def forward(self, x: Any, legal: Tensor | None = None) -> Any:
         """What one without memory does."""
@@ -161,6 +168,9 @@ class Critic(nn.Module):
         else:
             self.net = Net(encoder, 1, agents, net, generator, net.gain_critic)
 
+    def zero_memory(self, rows: int, device: torch.device) -> State:
+        return self.net.zero_memory(rows, device)
+
     def forward(self, x: Any) -> Tensor:
         """What one without memory does."""
         return self.value(x)[0]
@@ -181,7 +191,7 @@ class Critic(nn.Module):
 class ActionCritic(nn.Module):
     """What a moment and the actions in it are worth: what is seen, perhaps a memory of it, and then actions beside that.
 
-    `see` makes features of what is seen, [..., N, F]; `forward` values [..., N] or [..., N, width_out] of features and actions.
+    `features` encodes what is seen, [..., N, F]; `forward` values [..., N] or [..., N, width_out] of features and actions.
     Memory is of what was seen alone, so that one pass over a sequence serves any number of actions. With one agent the values
     are everybody's: features [..., 1, F] and actions [..., K, A], of which each of the K is worth something.
     """
@@ -210,7 +220,7 @@ class ActionCritic(nn.Module):
             self.memory, width = Memory(inside, agents, net, generator), net.memory_width
         self.head = Net(width + actions, width_out, agents, replace(net, memory="none"), generator, gain)
 
-    def see(
+    def features(
         self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Features, and the memory after: see `Net`."""

@@ -189,7 +189,7 @@ class MLP(nn.Module):
         self.weights, self.biases, self.scales = map(nn.ParameterList, (weights, biases, scales))
         self.register_buffer("owners", torch.tensor(owners) if self.mapped else None, persistent=False)
 
-    def fuse(self) -> None:
+    def use_kernels(self) -> None:
         """Take one kernel each way, if there is one for these widths."""
         by_name = self.sets > 1 and self.ids is not None
         if by_name or self.mapped or self.last or self.net.layer_norm or self.net.precision != "float32":

@@ -1,7 +1,7 @@
 """Mixers: what a team is worth, of what its agents are worth.
 
-`Monotone` is QMIX's (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): a net of one hidden layer over the agents' values,
-whose weights are made from the state by other nets and are never negative, so that what is best for one agent is never
+`MonotonicMixer` is QMIX's (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): a net of one hidden layer over the agents'
+values, whose weights are made from the state by other nets and are never negative, so that what is best for one agent is never
 worse for the team.
 
 The state goes in at a norm of about one, and first weights are small: made of a normalised state as it is, the mixer's weights
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Monotone(nn.Module):
+class MonotonicMixer(nn.Module):
     """q [..., N], state [..., S] -> [..., 1]. Four nets look at the state: two, with `hyper` hidden units, make the weights in
     and out, one layer the shift, and one with `width` hidden units what a state is worth by itself. Their first layers are one
     product."""

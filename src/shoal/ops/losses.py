@@ -43,11 +43,11 @@ def ppo(
     mask: Tensor | None,
     clip: float | Tensor,
     weight: float | Tensor,
-    fused: bool = False,
+    kernels: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the policy descends, the sum of clipped losses less `weight` times the entropy; and means of what it is made of."""
     names = ("policy_loss", "entropy", "kl", "clip_fraction")
-    if fused and (kernel := find("ppo", log_prob.device)) is not None:
+    if kernels and (kernel := find("ppo", log_prob.device)) is not None:
         total, means = kernel(log_prob, entropy, old_log_prob, advantage, mask, float(clip), float(weight))
         return total, dict(zip(names, means.unbind(), strict=True))
     loss, ratio = ppo_clip(log_prob, old_log_prob, advantage, clip)
@@ -74,10 +74,10 @@ def value(
     mask: Tensor | None,
     clip: float | None,
     huber: float | None,
-    fused: bool = False,
+    kernels: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the critic descends, the sum of errors; and their mean. Without `clip` the old value does not matter."""
-    if fused and (kernel := find("value_loss", value.device)) is not None:
+    if kernels and (kernel := find("value_loss", value.device)) is not None:
         total, mean = kernel(value, None if clip is None else old_value, target, mask, clip or 0.0, huber)
         return total, {"value_loss": mean[0]}
     error = value_error(value, target, huber) if clip is None else value_clip(value, old_value, target, clip, huber)
@@ -91,6 +91,14 @@ def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Te
         return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
     return 1 - variance(target - value) / variance(target).clamp(min=1e-8)
+
+
+def counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
+    """How many samples are active, and whether any is (without one there is no step, for Adam would go on moving)."""
+    if mask is None:
+        return x.numel(), None
+    count = mask.sum()
+    return count, count > 0
 
 
 def masked_sum(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ def gae(
     lam: float,
     active: Tensor | None = None,
     unsettled: Tensor | None = None,
-    fused: bool = False,
+    kernels: bool = False,
 ) -> Tensor:
     """Generalised advantage estimation (Schulman et al., 2016, https://arxiv.org/abs/1506.02438).
 
@@ -35,7 +35,7 @@ def gae(
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
     reward = reward.to(value_t.dtype)  # worlds pay in any
-    if fused and active is None:
+    if kernels and active is None:
         return for_device(reward.device).gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
     value_tp1 = value_tp1 * ~terminated
     ends = terminated | cut

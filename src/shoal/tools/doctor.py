@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algos.base import fits
+from shoal.algos.base import Seat, fits
 from shoal.algos.random import Random
 from shoal.envs.base import Environment
 from shoal.envs.rows import Row, Slots, arrays, in_words, parts
@@ -639,7 +639,7 @@ def _seen(view: Any) -> list[Tensor]:
 
 def _players(spec: EnvSpec) -> Players:
     draw = generator(0, "check", "players")
-    return Players(spec, [Random(spec, (g.name,), Random.Config(), NetConfig(), draw) for g in spec.groups])
+    return Players(spec, [Random(Seat(spec, (g.name,), Random.Config(), NetConfig(), draw)) for g in spec.groups])
 
 
 def why_not(cls: Any, spec: EnvSpec) -> str:

@@ -158,6 +158,15 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(folder / "nets" / path.stem, ignore_errors=True)
 
 
+RENAMED = {"sight": "observations", "sights": "observations", "whole": "state_observations", "wild": "warmup"}
+
+
+def renamed(weights: dict[str, Any]) -> dict[str, Any]:
+    """An algorithm's state under the names of now: older files have others."""
+    heads = {k: str(k).partition(".")[0] for k in weights}
+    return {RENAMED.get(heads[k], heads[k]) + str(k)[len(heads[k]) :]: x for k, x in weights.items()}
+
+
 def misfits(mine: Any, theirs: Any, where: str = "") -> list[str]:
     """What keeps one tree of tensors and plain values from taking another's place, in words."""
     name = where or "it"

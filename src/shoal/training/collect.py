@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, begun
+from shoal.algos.base import Acted, Algorithm, reset_memory
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
 from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
@@ -37,22 +37,15 @@ class Players:
             for g in self.spec.groups
         }
 
-    def act(
-        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False
-    ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False) -> Acted:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        fresh = begun(frame, memory)
-        actions: dict[str, Tensor] = {}
-        after: dict[str, Any] = {}
-        extras: dict[str, dict[str, Tensor]] = {}
+        fresh = reset_memory(frame, memory)
+        acted = Acted({}, {}, {})
         for a in self.algorithms:
-            quiet = greedy and a.greedy
-            mine = {g: fresh[g] for g in a.groups}
-            acted, remembered, left = a.act(frame, mine, None if quiet else {g: noise[g] for g in a.groups}, explore)
-            actions.update(acted)
-            after.update(remembered)
-            extras.update(left)
-        return actions, after, extras
+            draws = None if greedy and a.greedy else {g: noise[g] for g in a.groups}
+            for whole, part in zip(acted, a.act(frame, {g: fresh[g] for g in a.groups}, draws, explore), strict=True):
+                whole.update(part)
+        return acted
 
 
 def to_space(space: Space, action: Tensor) -> Tensor:

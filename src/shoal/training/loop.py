@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
+from shoal.algos.base import Algorithm, Replay, Rollout
+from shoal.algos.optimiser import Optimiser
+from shoal.algos.samples import Samples
 from shoal.buffers.replay import ReplayBuffer
 from shoal.envs.base import World
 from shoal.flags import parse_span
@@ -90,10 +92,11 @@ class Loop:
         self.eval_env = resolved.make_env(rows)
         common = self.env.spec.common or self.config.reward != "own"
         spec = dataclasses.replace(self.env.spec, common=common)  # as the learners are paid
+        kernels = self.config.compile == "fused" and for_device(device).why_not() is None
         if folder is None:
-            self.players = make_players(resolved.settings, spec, self.config.seed, device)
+            self.players = make_players(resolved.settings, spec, self.config.seed, device, kernels)
         else:
-            self.folder, self.players = folder, recorded_players(folder, spec, device)
+            self.folder, self.players = folder, recorded_players(folder, spec, device, kernels)
         for a in self.players.algorithms:
             a.eval()  # but while it learns
         self.learners = [a for a in self.players.algorithms if a.learns]
@@ -158,8 +161,6 @@ class Loop:
         reasons = {self.env.fuse(), self.eval_env.fuse()} if native_world else set()
         why_not = for_device(self.env.device).why_not()
         self.remarks += [why for why in (*reasons, why_not) if why]
-        for a in self.players.algorithms if why_not is None else ():
-            a.fuse()
 
     def _make_lessons(self) -> tuple[ReplayBuffer | None, list[OffPolicyTrainer]]:
         """The replay, and what is learnt from it; none where nobody does."""
@@ -310,7 +311,7 @@ class Loop:
         own = a.net.module is not None  # the user's modules may act otherwise than they learn; ours do not, and are many
         if own:
             a.train()
-        metrics = a.update(batch)
+        metrics = a.update(Samples(a, batch))
         if own:
             a.eval()
         priority = metrics.pop("priority", None)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
+from shoal.algos.base import Algorithm, Replay, Rollout, Seat
+from shoal.algos.optimiser import Optimiser
 from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
 from shoal.training import checkpoint, trust
@@ -24,20 +25,20 @@ from shoal.training.settings import Settings, check_groups, group_config, seats
 SELF = "the run itself"
 
 
-def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.device) -> Players:
+def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.device, kernels: bool = False) -> Players:
     """An algorithm for every group: new ones that learn, and policies of other runs that only act."""
     check_groups(settings, spec)
     asked = seats(settings, spec)
-    algorithms = [frozen_policy(Run(who), spec, g, device) for g, who in asked.items() if _is_run(who)]
+    algorithms = [frozen_policy(Run(who), spec, g, device, kernels=kernels) for g, who in asked.items() if _is_run(who)]
     learning = {g: _algorithm(who, settings) for g, who in asked.items() if not _is_run(who)}
-    algorithms += [_make(e, settings, spec, groups, seed, device) for groups, e in bound(learning, spec)]
+    algorithms += [_make(e, settings, spec, groups, seed, device, kernels) for groups, e in bound(learning, spec)]
     return Players(spec, in_order(algorithms, spec))
 
 
-def recorded_players(run: Run, spec: EnvSpec, device: torch.device) -> Players:
+def recorded_players(run: Run, spec: EnvSpec, device: torch.device, kernels: bool = False) -> Players:
     """Those who played a run, as it recorded them; their weights are in its checkpoints."""
     played = recorded_groups(run, [g.name for g in spec.groups])
-    return Players(spec, in_order([_recorded(run, spec, groups, device) for groups in played], spec))
+    return Players(spec, in_order([_recorded(run, spec, groups, device, kernels) for groups in played], spec))
 
 
 def bound(entries: dict[str, Entry], spec: EnvSpec) -> list[tuple[tuple[str, ...], Entry]]:
@@ -101,25 +102,31 @@ def _algorithm(who: str, settings: Settings) -> Entry:
 
 
 def _make(
-    entry: Entry, settings: Settings, spec: EnvSpec, groups: tuple[str, ...], seed: int, device: torch.device
+    entry: Entry,
+    settings: Settings,
+    spec: EnvSpec,
+    groups: tuple[str, ...],
+    seed: int,
+    device: torch.device,
+    kernels: bool = False,
 ) -> Algorithm:
     config, net = group_config(settings, entry, groups[0])
     for other in groups[1:]:
         if group_config(settings, entry, other) != (config, net):
             raise UserError(f"one {entry.id} plays {' and '.join(groups)}: settings of one group alone do not go with it.")
-    algorithm = entry.load()(spec, groups, config, net, generator(seed, "nets", *groups), device)
+    algorithm = entry.load()(Seat(spec, groups, config, net, generator(seed, "nets", *groups), device, kernels))
     algorithm.id = str(entry.path) if entry.module.startswith("shoal_user_") else entry.id
     return algorithm
 
 
-def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device) -> Algorithm:
+def _recorded(run: Run, spec: EnvSpec, groups: tuple[str, ...], device: torch.device, kernels: bool = False) -> Algorithm:
     """Who played these groups of a run; it may have been made for more than it played."""
     player = run.settings.players[groups[0]]
     trust.require(run.path, player)  # no environment is run
     alike = spec.common or run.settings.run.get("reward", "own") != "own"
     spec = dataclasses.replace(spec, common=player.get("common", alike))  # as it was paid then
     settings = Settings(player["id"], run.settings.env, players=dict.fromkeys(player.get("bound", groups), player))
-    algorithm = _make(find("algos", player["id"]), settings, spec, tuple(player.get("bound", groups)), 0, device)
+    algorithm = _make(find("algos", player["id"]), settings, spec, tuple(player.get("bound", groups)), 0, device, kernels)
     algorithm.learns, algorithm.groups = player["learns"], groups  # type: ignore[misc]
     return algorithm
 
@@ -141,7 +148,9 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
     return Players(spec, algorithms)
 
 
-def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, which: str = "auto") -> Algorithm:
+def frozen_policy(
+    run: Run, spec: EnvSpec, group: str, device: torch.device, which: str = "auto", kernels: bool = False
+) -> Algorithm:
     """What a run learnt for the group of this name."""
     theirs = run.spec
     if group not in (names := [g.name for g in theirs.groups]):
@@ -156,7 +165,7 @@ def frozen_policy(run: Run, spec: EnvSpec, group: str, device: torch.device, whi
     made_for = run.settings.players[group].get("bound", groups)
     if missing := [g for g in made_for if g not in [x.name for x in spec.groups]]:
         raise UserError(f"the run {run.path} learnt {', '.join(made_for)} as one, and {', '.join(missing)} is not here.")
-    policy = _recorded(run, spec, groups, device)
+    policy = _recorded(run, spec, groups, device, kernels)
     restore(policy, read_policy(run, which), str(run.path))
     trust.sign(run.path)
     policy.learns, policy.groups = False, (group,)  # type: ignore[misc]
@@ -202,6 +211,7 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
     mine = algorithm.state_dict()
     if not isinstance(theirs, dict):
         raise UserError(f"the checkpoint of {source} holds no weights for the group {key!r}.")
+    theirs = checkpoint.renamed(theirs)
     theirs = {**theirs, **{k: x for k, x in mine.items() if k.startswith(leave)}} if leave else theirs
     problems = checkpoint.misfits(mine, theirs)
     if problems:
