@@ -18,7 +18,7 @@ _PUBLIC = {
     "load": "shoal.api",
     "check": "shoal.api",
     "Policy": "shoal.policy",
-    "Hook": "shoal.training.loop",
+    "Hook": "shoal.training.hooks",
     "Run": "shoal.training.run",
     "UserError": "shoal.spec",
 }

@@ -14,7 +14,7 @@ import torch
 
 from shoal.envs.base import Environment, refuse_more_than_fits
 from shoal.flags import build
-from shoal.ids import id_of
+from shoal.ids import id_of, slug
 from shoal.log.console import Board
 from shoal.policy import Policy
 from shoal.spec import NotFiniteError, UserError
@@ -23,13 +23,16 @@ from shoal.tools.check import check as look_over
 from shoal.training import several
 from shoal.training.evaluate import MOST_EPISODES, Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
-from shoal.training.loop import PYTHON, Hook, Loop, Shapers, begin
-from shoal.training.loop import resume as resume_loop
+from shoal.training.hooks import Hook
+from shoal.training.loop import Loop
 from shoal.training.players import frozen_players, policy_name, record, trusted
-from shoal.training.run import Run, slug
+from shoal.training.run import Run
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
+from shoal.training.shaping import PYTHON, Shapers
+from shoal.training.start import begin
+from shoal.training.start import resume as resume_loop
 from shoal.training.trust import sign
 
 

@@ -289,3 +289,11 @@ def _entries(kind: str, path: Path, module: str) -> list[Entry]:
     for name, settings in declared.get("names", {}).items():
         entries.append(Entry(name, kind, path, module, cls.name, family, summary, settings))
     return entries
+
+
+def slug(id: str) -> str:
+    """An id as a folder's name: of a user's own file its name alone."""
+    place, _, name = id.rpartition(":")
+    if place.endswith(".py"):
+        return f"{Path(place).stem}-{name}"
+    return Path(id).stem if id.endswith(".py") else id.replace("/", "-").replace(":", "-")

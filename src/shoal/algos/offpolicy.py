@@ -68,8 +68,8 @@ class OffPolicy(Algorithm):
             self.reward_norm.update(self.cat_groups(batch.learner_reward.__getitem__, 2), alive)
 
     def td_target(self, samples: Samples, value_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What values learn towards, [T, B, N], and which of it counts; none: all. Of agents valued `as_one` [T, B, 1]. `value_t`
-        is needed where agents move in turn."""
+        """What values learn towards, [T, B, N], and which of it counts; none: all. Valued `as_one`: [T, B, 1]. `value_t` is
+        needed where agents move in turn."""
         c, mask, reward = self.config, samples.valued, samples.reward
         terminated, cut = samples.terminated, samples.cut
         if self.as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well

@@ -85,8 +85,8 @@ class SAC(ActorCritic):
         c, share = self.config, not isinstance(self.space, Box)
         if share and c.target_entropy is not None and not 0 <= c.target_entropy <= 1:
             raise UserError(
-                f"--algo.target-entropy is {c.target_entropy:g}: for the {self.space.kind} actions of {', '.join(self.groups)} it"
-                " is a share of the most there can be, from 0 to 1."
+                f"--algo.target-entropy is {c.target_entropy:g}: for the {self.space.kind} actions of {', '.join(self.groups)} "
+                "it is a share of the most there can be, from 0 to 1."
             )
         self.noise = self.width
         self.weights = Weights(self.n, c.alpha).to(seat.device)

@@ -2,9 +2,9 @@
 
 A rollout, or sequences drawn from the replay, for the groups of one learner, agents side by side: [T, B, N, ...]. Decided here,
 once for all algorithms: who is in a loss (`active`, `valued`), where a return ends (`terminated`, `cut`, with time limits and
-deaths in them), what was earned (`reward`: scaled, normalised, of the dead their team's), what memory starts from. Everything is
-computed when it is first asked for, so that captured and recorded updates hold nothing unused. A mask that is none means
-everybody, always.
+deaths in them), what was earned (`reward`: scaled, normalised, of the dead their team's), what memory starts from. Everything
+is computed when it is first asked for: captured and recorded updates hold nothing unused. A mask that is none means everybody,
+always.
 
     samples.actor_input      what actors see                 samples.unroll(net, x, memory)   a net over the sequence
     samples.critic_input     what critics see                samples.after(net, x, memory)    one step on, in the next frames

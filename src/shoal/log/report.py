@@ -13,66 +13,78 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from shoal.algos.base import Algorithm
+from shoal.envs.base import Environment
 from shoal.log.console import clock
 from shoal.ops.distributions import params_of
+from shoal.spec import EnvSpec
 
 RULE = "=" * 100
 
 
-def header(loop: Any) -> str:
+@dataclass(frozen=True)
+class Facts:
+    """What a line of an evaluation tells, beside its episodes."""
+
+    step: int
+    seconds: float
+    spec: EnvSpec
+    learners: list[Algorithm]
+    average: list[float]  # of all evaluations so far, each agent's
+    earned: list[float] | None  # what each agent earned in a row since the last such line
+    last_train: dict[str, Any]  # the last line of training metrics
+
+
+def header(resolved: Any, folder: Path, env: Environment, players: list[Algorithm], shapers: dict[str, Any]) -> str:
     """What is trained, by what code, with which settings."""
-    spec, settings, config = loop.env.spec, loop.resolved.settings, loop.config
+    spec, config = env.spec, resolved.run
     everyone = [g for g in spec.groups for _ in g.agents]
-    shapers = "".join(f", {g} by {getattr(f, '__qualname__', f)}" for g, f in loop.shapers.items())
+    shaped = "".join(f", {g} by {getattr(f, '__qualname__', f)}" for g, f in shapers.items())
     facts = {
-        "Model": ", ".join(f"{a.id} ({type(a).__name__}) for {'+'.join(a.groups)}" for a in loop.players.algorithms),
-        "Dir": loop.folder.path,
+        "Model": ", ".join(f"{a.id} ({type(a).__name__}) for {'+'.join(a.groups)}" for a in players),
+        "Dir": folder,
         "Date": datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
         "num_envs": config.envs,
         "agents": [name for g in spec.groups for name in g.agents],
         "state_size": [g.obs for g in everyone],
         "action_size": [params_of(g.action) for g in everyone],
         "action_space": [g.action for g in everyone],
-        "envs": f"{settings.env}, {type(loop.env).__name__} ({loop.resolved.env_entry.family}), {loop.env.kind}",
-        "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some{shapers}",
+        "envs": f"{resolved.settings.env}, {type(env).__name__} ({resolved.env_entry.family}), {env.kind}",
+        "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some{shaped}",
         "icm": None,
     }
     lines = [f"{k}: {v}" for k, v in facts.items()]
-    classes = [cls for a in loop.learners for cls in type(a).__mro__ if issubclass(cls, Algorithm)]
+    classes = [cls for a in players if a.learns for cls in type(a).__mro__ if issubclass(cls, Algorithm)]
     files = dict.fromkeys(Path(inspect.getfile(cls)) for cls in classes)
     for path in files:
         lines += [RULE, f"# {path.parent.name}/{path.name}", RULE, path.read_text().rstrip()]
-    return "\n".join([*lines, RULE, "config:", resolved_json(loop), RULE])
+    return "\n".join([*lines, RULE, "config:", resolved_json(resolved, players), RULE])
 
 
-def resolved_json(loop: Any) -> str:
+def resolved_json(resolved: Any, players: list[Algorithm]) -> str:
     """Every setting with its value, defaults filled in."""
-    parts = {"run": loop.config, "env": loop.resolved.env_config}
-    parts.update({k: getattr(loop.resolved, k) for k in ("eval", "save", "log")})
-    for a in loop.players.algorithms:
+    parts = {"run": resolved.run, "env": resolved.env_config}
+    parts.update({k: getattr(resolved, k) for k in ("eval", "save", "log")})
+    for a in players:
         parts[f"algo.{'+'.join(a.groups)}"] = a.config
         parts[f"net.{'+'.join(a.groups)}"] = a.net
     return json.dumps({k: dataclasses.asdict(v) for k, v in parts.items()}, indent=2)
 
 
-def evaluation_line(loop: Any, episodes: Any) -> str:
-    average = (loop.evaluation_sum / loop.evaluations).tolist()
-    first = loop.learners[0] if loop.learners else None
+def evaluation_line(facts: Facts, episodes: Any) -> str:
+    first = facts.learners[0] if facts.learners else None
     explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
-    told = loop.last_train
-    total = loop.collector.episode_stats.take_earned().tolist()
-    earned = total if loop.step else None
-    losses = {k: v for k, v in told.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
-    spread = " ".join(f"{x:.3f}" for x in episodes.spread(loop.env.spec))
-    items = ", ".join(f"{k}: {_brief(v)}" for k, v in {"r_i": None, "r_t": earned, "eps": explore, **losses}.items())
+    losses = {k: v for k, v in facts.last_train.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
+    spread = " ".join(f"{x:.3f}" for x in episodes.spread(facts.spec))
+    items = ", ".join(f"{k}: {_brief(v)}" for k, v in {"r_i": None, "r_t": facts.earned, "eps": explore, **losses}.items())
     return (
-        f"Step: {loop.step:7d}, Reward: {_brief(episodes.each().tolist())} [{spread}], "
-        f"Avg: {_brief(average)} ({explore:.4f}) <{clock(loop.seconds)}> ({{{items}}})"
+        f"Step: {facts.step:7d}, Reward: {_brief(episodes.each().tolist())} [{spread}], "
+        f"Avg: {_brief(facts.average)} ({explore:.4f}) <{clock(facts.seconds)}> ({{{items}}})"
     )
 
 

@@ -222,11 +222,11 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
         return lambda: _updates(loop)
     if part == "update":
         batch = loop.collector.collect(loop.rollout)
-        loop.pay(batch)
+        loop.shaping(batch)
 
         def update() -> None:
             for a in loop.learners:
-                loop.teach(a, batch)
+                loop.update(a, batch)
 
         captured = loop.on_device != loop.iteration
         loop.on_device = Captured(loop, update, partial(setattr, loop, "on_device")) if captured else update
@@ -251,7 +251,7 @@ def _updates(loop: Loop, filled: int = 10_000, updates: int = 20) -> int:
         loop.step += loop.rollout * loop.env.rows
     for k in range(len(loop.trainers)):
         for _ in range(updates):
-            loop.on_device_lessons[k]()
+            loop.on_device_updates[k]()
     if loop.env.device.type == "cuda":
         torch.cuda.synchronize()
     return updates

@@ -31,11 +31,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from shoal import files
-from shoal.ids import near
+from shoal.ids import near, slug
 from shoal.log.console import short
 from shoal.log.logger import is_number
 from shoal.spec import UserError
-from shoal.training.run import Run, slug
+from shoal.training.run import Run
 from shoal.training.settings import RunConfig
 from shoal.training.several import found_in
 

@@ -31,12 +31,14 @@ from torch import Tensor
 
 from shoal import files
 from shoal.envs.base import Circle, Environment, Line, Sketch
+from shoal.ids import slug
 from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players
 from shoal.training.evaluate import LONGEST, Episodes, evaluate
-from shoal.training.loop import Hook, Loop
+from shoal.training.hooks import Hook
+from shoal.training.loop import Loop
 from shoal.training.players import frozen_players, trusted
-from shoal.training.run import Run, slug
+from shoal.training.run import Run
 
 Color = tuple[int, int, int]
 Take = tuple[int, Sketch, list[float]]  # the step, what it looked like, returns so far

@@ -12,13 +12,17 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shoal.envs.base import World
 from shoal.ops import triton
 from shoal.spec import tree_leaves, tree_map
+from shoal.training.state import load_replay_state, replay_state
+
+if TYPE_CHECKING:
+    from shoal.training.loop import Loop
 
 IN_FLIGHT = 2  # iterations that the device may be behind the host
 
@@ -41,7 +45,7 @@ class Captured:
     does not `play`, one graph. A loop on a stream of its own captures and replays there. `instead` is called with the work
     where it cannot be captured."""
 
-    def __init__(self, loop: Any, work: Callable[[], None], instead: Callable[[Callable[[], None]], None], plays: bool = True):
+    def __init__(self, loop: Loop, work: Callable[[], None], instead: Callable[[Callable[[], None]], None], plays: bool = True):
         self.loop, self.work, self.env, self.instead, self.plays = loop, work, loop.env, instead, plays
         if plays:
             assert isinstance(self.env, World)
@@ -61,7 +65,7 @@ class Captured:
             except RuntimeError as e:
                 device = self.env.device  # a generator that was registered with a failed capture draws no more
                 self.loop.collector.generator, self.loop.update_noise = torch.Generator(device), torch.Generator(device)
-                for one in (self.loop.on_device, *self.loop.on_device_lessons):
+                for one in (self.loop.on_device, *self.loop.on_device_updates):
                     if isinstance(one, Captured):
                         one.graphs.clear()  # they draw from the generators of before
                 self._restore(before)
@@ -135,14 +139,14 @@ class Captured:
         learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
         played = (loop.collector.state_dict(), self.env.phase) if self.plays else None
         noise = loop.collector.generator.get_state(), loop.update_noise.get_state()
-        return learnt, loop.replay_state(), played, noise, loop.means.state_dict()
+        return learnt, replay_state(loop), played, noise, loop.means.state_dict()
 
     def _restore(self, snapshot: Any) -> None:
         loop = self.loop
         learnt, replay, played, noise, means = snapshot
         for a, state in zip(loop.players.algorithms, learnt, strict=True):
             a.load_state_dict(state)
-        loop.load_replay_state(replay)
+        load_replay_state(loop, replay)
         loop.collector.generator.set_state(noise[0])
         loop.update_noise.set_state(noise[1])
         loop.means.load_state_dict(means, self.env.device)

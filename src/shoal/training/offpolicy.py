@@ -17,17 +17,18 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Replay
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform, size
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, EnvSpec, Frame, Result, UserError
+from shoal.spec import Batch, EnvSpec, Frame, Result, UserError, tree_leaves
 from shoal.training import checkpoint
+from shoal.training.collect import Collector
 
 PIECE = 1 << 28  # bytes that are copied at once
-Teach = Callable[[Algorithm, Batch], Tensor | None]  # an update, and the priorities that it left
+Update = Callable[[Algorithm, Batch], Tensor | None]  # of one learner; it returns the priorities
 
 
 class OffPolicyTrainer:
-    def __init__(self, algorithm: Algorithm, replay: ReplayBuffer, teach: Teach, uniform: Callable[[int], Tensor]):
+    def __init__(self, algorithm: Algorithm, replay: ReplayBuffer, update: Update, uniform: Callable[[int], Tensor]):
         assert isinstance(algorithm.feed, Replay)
-        self.algorithm, self.feed, self.replay, self.teach, self.uniform = algorithm, algorithm.feed, replay, teach, uniform
+        self.algorithm, self.feed, self.replay, self.update, self.uniform = algorithm, algorithm.feed, replay, update, uniform
         f = self.feed
         self.start = max(f.start, f.length * replay.rows)
         self.since, self.done = 0, 0  # the step at which the replay was empty, and the updates of before
@@ -59,7 +60,21 @@ class OffPolicyTrainer:
         sample = self.sampler.draw(self.uniform(self.sampler.draws(self.feed.batch)), self.feed.batch)
         batch = batch_of(*self.replay.windows(sample.slot, sample.row, self.feed.length))
         batch.weight, batch.filled = sample.weight, sample.filled
-        self.sampler.learnt(sample, self.teach(self.algorithm, batch))
+        self.sampler.learnt(sample, self.update(self.algorithm, batch))
+
+
+def make_trainers(
+    algorithms: list[Algorithm], collector: Collector, rollout: int, update: Update, uniform: Callable[[int], Tensor]
+) -> tuple[ReplayBuffer | None, list[OffPolicyTrainer]]:
+    """The replay, and a trainer for each who learns from it; none where nobody does."""
+    learners = [a for a in algorithms if isinstance(a.feed, Replay)]
+    if not learners:
+        return None, []
+    env = collector.env
+    replay = make_replay(learners, env.spec, collector.frame, rollout, env.rows, collector.memory)
+    replay.allocate()
+    collector.remembers = bool(tree_leaves(memory_to_store(learners, collector.memory)))
+    return replay, [OffPolicyTrainer(a, replay, update, uniform) for a in learners]
 
 
 def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout: int, rows: int, memory: Any) -> ReplayBuffer:
@@ -86,21 +101,19 @@ def make_replay(learners: list[Algorithm], spec: EnvSpec, frame: Frame, rollout:
     }
     learner_reward, ended = ({g: blank(g, d) for g in names} for d in (torch.float, torch.bool))
     transition = (frame, frame, actions, learner_reward, ended, torch.zeros(1, dtype=torch.bool, device=device))
-    return ReplayBuffer(transition, remembered(learners, memory), capacity // rows, rows, device)
+    return ReplayBuffer(transition, memory_to_store(learners, memory), capacity // rows, rows, device)
 
 
-def remembered(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
+def memory_to_store(learners: list[Algorithm], memory: Any) -> dict[str, Any]:
     """The memory of those who learn from a replay, and of those whom they ask."""
     return {g: memory[g] for a in learners if isinstance(a.feed, Replay) for g in (memory if a.needs_peers else a.groups)}
 
 
-def moments_of(batch: Batch) -> tuple[Any, ...]:
+def transitions_of(batch: Batch) -> tuple[Any, ...]:
     """What is kept of a rollout: rewards as they were paid at the time."""
-    learner_reward, ended = (
-        {g: x.float() for g, x in batch.learner_reward.items()},
-        {g: p.terminated for g, p in batch.results.items()},
-    )
-    return batch.frame, batch.next, batch.actions, learner_reward, ended, batch.over
+    learner_reward = {g: x.float() for g, x in batch.learner_reward.items()}
+    terminated = {g: r.terminated for g, r in batch.results.items()}
+    return batch.frame, batch.next, batch.actions, learner_reward, terminated, batch.over
 
 
 def over_of(transitions: tuple[Any, ...]) -> Tensor:
@@ -128,9 +141,9 @@ def cost(replay: ReplayBuffer) -> str:
     return f"The replay holds {replay.steps * replay.rows:,} steps in {size(replay.bytes)} on {replay.device}."
 
 
-def _is_part(told: Any) -> bool:
+def _is_part(held: Any) -> bool:
     """Whether it has the form of what `ReplayBuffer.read` gives."""
-    parts = list(told.values())
+    parts = list(held.values())
     if not all(isinstance(p, dict) for p in parts):
         return False
     return all(isinstance(x, Tensor) and x.dim() and x.layout == torch.strided for p in parts for x in p.values())
@@ -168,10 +181,10 @@ class Segments:
     def load(self, replay: ReplayBuffer, spans: list[list[int]], count: int) -> None:
         oldest = max(0, count - replay.steps)
         for begin, end in spans:
-            told = checkpoint.read(self._file(begin, end), marked=False)
+            held = checkpoint.read(self._file(begin, end), marked=False)
             skip = max(oldest - begin, 0)  # what has been overwritten since
-            held = {k: {d: x[skip:] for d, x in part.items()} for k, part in told.items()} if _is_part(told) else {}
-            replay.write(begin + skip, end, held)
+            parts = {k: {d: x[skip:] for d, x in part.items()} for k, part in held.items()} if _is_part(held) else {}
+            replay.write(begin + skip, end, parts)
         replay.count.fill_(count)
         self.spans = [list(s) for s in spans]
 

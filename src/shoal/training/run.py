@@ -21,11 +21,13 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from torch import nn
 
 import shoal
 from shoal import files
 from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion
+from shoal.ids import slug
 from shoal.log.logger import read_metrics
 from shoal.spec import EnvSpec, UserError, spec_data, spec_of
 from shoal.training import checkpoint, trust
@@ -117,6 +119,14 @@ class Run:
 
     def load(self, which: str = "last") -> dict[str, Any]:
         return checkpoint.read(self.find(which))
+
+    def write_checkpoint(self, name: str, state: dict[str, Any], nets: dict[str, nn.Module]) -> None:
+        """A checkpoint; and each of these nets in a file of its own, `nets/<checkpoint>/<group>.<net>.pt`."""
+        self.refuse_links()
+        for file, module in nets.items():
+            (self.checkpoints / "nets").mkdir(exist_ok=True)
+            checkpoint.write(self.checkpoints / "nets" / name / f"{file}.pt", dict(module.state_dict()))
+        checkpoint.write(self.checkpoints / f"{name}.pt", state)
 
     def find(self, which: str) -> Path:
         """The file of a checkpoint: last, best, a step's number, or a file by its path."""
@@ -258,14 +268,6 @@ def refuse_taken(folder: Path) -> None:
 def code_name(id: str) -> str:
     """The name of a run's copy of a user's file, by its absolute path then: two files of one name stay apart."""
     return f"{hashlib.sha1(id.encode()).hexdigest()[:8]}/{Path(id).name}"
-
-
-def slug(id: str) -> str:
-    """An id as a folder's name: of a user's own file its name alone."""
-    place, _, name = id.rpartition(":")
-    if place.endswith(".py"):
-        return f"{Path(place).stem}-{name}"
-    return Path(id).stem if id.endswith(".py") else id.replace("/", "-").replace(":", "-")
 
 
 def _fresh(parent: Path, seed: int) -> Path:

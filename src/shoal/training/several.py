@@ -29,13 +29,16 @@ from typing import Any
 
 import torch
 
+from shoal.ids import slug
 from shoal.log.console import Board, Place
 from shoal.ops import native
 from shoal.ops.compiler import cores
 from shoal.spec import UserError
-from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
-from shoal.training.run import Run, named, refuse_taken, slug
+from shoal.training.finite import DivergedError
+from shoal.training.loop import Loop
+from shoal.training.run import Run, named, refuse_taken
 from shoal.training.settings import RunConfig, Settings
+from shoal.training.signals import SIGNALS, on_signals
 
 LOOK = 0.5  # seconds between two looks at whether a process that says nothing is there still
 TELL = 0.1  # seconds between two words of a process about how far it is

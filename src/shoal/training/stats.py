@@ -1,21 +1,18 @@
-"""What a run keeps on the device between two lines of its log: sums over finished episodes, means of the learners' metrics,
-and where a native world first gave a number that is not finite."""
+"""What a run keeps on the device between two lines of its log: sums over finished episodes, means of the learners' metrics."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import Box, Frame, NotFiniteError, Result, UserError, View, tree_leaves, tree_map
+from shoal.spec import UserError, tree_map
 
 
 class EpisodeStats:
-    """What the episodes that ended since the last look added up to, kept on the device."""
+    """What the episodes that ended since the last line added up to, kept on the device."""
 
     def __init__(self, env: Environment):
         self.spec, device = env.spec, env.device
@@ -96,7 +93,7 @@ class EpisodeStats:
 
 
 class MetricMeans:
-    """Means of metrics since the last look, summed on the device: nothing is read until a line is written."""
+    """Means of metrics since the last line, summed on the device: nothing is read until a line is written."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}  # whose -> the names of what it sums
@@ -136,65 +133,6 @@ class MetricMeans:
             if not names:
                 continue
             self.sums.setdefault(whose, torch.zeros_like(state["sums"][whose], device=device)).copy_(state["sums"][whose])
-
-
-NEVER = torch.iinfo(torch.long).max
-KINDS = ("observation", "state", "action", "reward", "observation", "state")  # in the order in which they come about
-
-
-class FirstNotFinite:
-    """Where a world's numbers were first infinite or NaN, kept on the device: nothing is read until `found` looks. What agents
-    that are not alive see and do may be anything."""
-
-    def __init__(self, env: Environment):
-        self.spec = env.spec
-        self.first = {g.name: torch.full((env.rows, g.n), NEVER, device=env.device) for g in env.spec.groups}
-
-    def note(
-        self, frame: Frame, actions: dict[str, Tensor], results: dict[str, Result], following: Frame, steps: Tensor
-    ) -> None:
-        """What happened in the `steps` [T]: frames, actions and pays are [T, B, ...]."""
-        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, results, following)):
-            return  # looked at in passing; what follows waits for no device and reads nothing
-        for g in self.spec.groups:
-            now, then, pay = frame[g.name], following[g.name], results[g.name]
-            acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
-            learner_reward = pay.reward if pay.shaping is None else pay.reward + pay.shaping
-            sizes = (_seen(now), _state(frame), acted, learner_reward, _seen(then), _state(following))
-            for kind, x in enumerate(sizes):
-                if x is not None:  # [T, B, N], or of the state [T, B, 1]
-                    moment = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
-                    torch.minimum(self.first[g.name], moment, out=self.first[g.name])
-
-    def found(self, of_what: str = "") -> NotFiniteError | None:
-        """The first of them, in words; none where all were finite. The steps are those `of_what`."""
-        name, first = min(((g, x) for g, x in self.first.items()), key=lambda item: int(item[1].min()))
-        if (moment := int(first.min())) == NEVER:
-            return None
-        row, agent = divmod(int(first.argmin()), first.shape[1])
-        step, kind = moment // len(KINDS), KINDS[moment % len(KINDS)]
-        of = f" of {self.spec[name].agents[agent]}" if kind != "state" else ""
-        return NotFiniteError(f"the {kind}{of} in row {row} is not finite at step {step:,}{of_what}", diverged=kind == "action")
-
-
-def _sums(*trees: Any) -> Iterator[float]:
-    return (float(x.sum()) for x in tree_leaves(trees) if x.is_floating_point())
-
-
-def _seen(view: View) -> Tensor | None:
-    """[T, B, N] finite where all is that an agent sees; none where those are whole numbers."""
-    sizes = [_size(x) for x in tree_leaves(view.obs) if x.is_floating_point()]
-    return torch.stack(sizes).amax(0).where(view.alive, 0) if sizes else None
-
-
-def _state(frame: Frame) -> Tensor | None:
-    return None if frame.state is None else _size(frame.state[:, :, None])  # [T, B, 1]
-
-
-def _size(x: Tensor) -> Tensor:
-    """The largest magnitude of each agent's numbers, [T, B, N, ...] -> [T, B, N]."""
-    flat = x.flatten(3) if x.dim() > 3 else x[..., None]
-    return torch.linalg.vector_norm(flat, torch.inf, -1) if flat.shape[-1] else flat.sum(-1)
 
 
 def returns_of(group: str, returns: Tensor) -> dict[str, Tensor]:

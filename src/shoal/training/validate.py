@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,19 +18,22 @@ from shoal.envs.base import World
 from shoal.spec import Box, UserError
 from shoal.training import checkpoint
 
+if TYPE_CHECKING:
+    from shoal.training.loop import Loop
+
 LOOSE = ("algorithms", "means", "noted", "last_train", "logs", "replay")  # of no fixed form, or restored by others
 MOST = 1 << 60  # steps that anybody counts
 
 
-def refuse_strange(loop: Any, state: dict[str, Any], source: str) -> None:
-    """Refuse, in a sentence, a checkpoint that this loop cannot go on from."""
-    problem = next(_problems(loop, state), None)
+def refuse_strange(loop: Loop, own: dict[str, Any], state: dict[str, Any], source: str) -> None:
+    """Refuse, in a sentence, a checkpoint that this loop, whose own state is given, cannot go on from."""
+    problem = next(_problems(loop, own, state), None)
     if problem is not None:
         raise UserError(f"the checkpoint {source} does not fit its run: {problem}.")
 
 
-def _problems(loop: Any, state: dict[str, Any]) -> Iterator[str]:
-    mine, theirs = ({k: x for k, x in s.items() if k not in LOOSE} for s in (loop.state_dict(), state))
+def _problems(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterator[str]:
+    mine, theirs = ({k: x for k, x in s.items() if k not in LOOSE} for s in (own, state))
     theirs = {"lessons": mine["lessons"], "evaluation_due": False, **theirs}  # older files have none of these
     collector = theirs.get("collector")
     if isinstance(collector, dict) and isinstance(episode_stats := collector.get("tally"), dict):
@@ -46,10 +49,10 @@ def _problems(loop: Any, state: dict[str, Any]) -> Iterator[str]:
     yield from _metrics(state)
     yield from _logs(loop.folder.path, state.get("logs"), loop.branched)
     if loop.replay is not None and not loop.branched and "replay" in state:
-        yield from _replay(loop, state)
+        yield from _replay(loop, own["replay"], state)
 
 
-def _counts(loop: Any, state: dict[str, Any]) -> Iterator[str]:
+def _counts(loop: Loop, state: dict[str, Any]) -> Iterator[str]:
     lap = loop.rollout * loop.env.rows
     if not 0 <= state["step"] < MOST or state["step"] % lap:
         yield f"its step is {state['step']}, and an iteration has {lap}"
@@ -134,10 +137,11 @@ def _logs(folder: Path, marks: Any, branched: bool) -> Iterator[str]:
                     yield f"{name} has no line that ends at {size}"
 
 
-def _replay(loop: Any, state: dict[str, Any]) -> Iterator[str]:
+def _replay(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterator[str]:
     """What it names of the replay: parts that follow each other up to now, from before the oldest step that is still held."""
+    assert loop.replay is not None
     told, since = state["replay"], next((x["since"] for x in state.get("lessons", {}).values()), 0)
-    form = {"count": 0, "spans": [], "state": loop.replay_state()}
+    form = {"count": 0, "spans": [], "state": own}
     if problems := checkpoint.misfits(form, {**told, "spans": []} if isinstance(told, dict) else told, "replay"):
         yield from problems
         return
@@ -156,8 +160,9 @@ def _replay(loop: Any, state: dict[str, Any]) -> Iterator[str]:
         yield "the parts of its replay do not follow each other"
 
 
-def refuse_foreign_actions(loop: Any) -> None:
+def refuse_foreign_actions(loop: Loop) -> None:
     """Refuse a replay in which somebody chose what there is not."""
+    assert loop.replay is not None
     _, _, actions, learner_reward, _, _ = loop.replay.transitions.unpacked(loop.replay.transitions.store)
     for g in loop.env.spec.groups:
         if not isinstance(g.action, Box):

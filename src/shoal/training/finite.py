@@ -1,0 +1,122 @@
+"""Numbers that are not finite: found where they arise, and told in a sentence before anything is written."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shoal.algos.optimiser import Optimiser
+from shoal.envs.base import Environment
+from shoal.ids import slug
+from shoal.spec import Box, Frame, NotFiniteError, Result, StoppedError, UserError, View, tree_leaves
+
+if TYPE_CHECKING:
+    from shoal.training.loop import Loop
+
+
+class DivergedError(RuntimeError):
+    """A loss, or an action, was not finite. The last checkpoint, where there is one, is good."""
+
+
+def check_finite(loop: Loop) -> None:
+    """Asked before anything is written: a number of the world's, a gradient or a weight that was not finite."""
+    if loop.not_finite is not None and (first := loop.not_finite.found()) is not None:
+        raise first
+    if loop.shaping.shapers and bool(loop.shaping.not_finite):
+        again = start_again(loop, "once it is mended")
+        raise StoppedError(
+            f"a shaper gave a reward that is not finite before step {loop.step:,}, and training stopped; {again}."
+        )
+    sound = [~m.broken for a in loop.learners for m in a.modules() if isinstance(m, Optimiser)]
+    sound += [x.isfinite().all() for a in loop.learners for x in a.state_dict().values() if x.is_floating_point()]
+    if sound and not bool(torch.stack(sound).all()):
+        raise diverged(loop, f"a loss was not finite before step {loop.step:,}")
+
+
+def diverged(loop: Loop, what: str) -> DivergedError:
+    rates = [f"{a.config.lr:g}" for a in loop.learners if getattr(a.config, "lr", None)]
+    smaller = "a smaller learning rate" + (f", --algo.lr below {rates[0]}" if rates else "")
+    return DivergedError(f"{what}, and training stopped; {start_again(loop, f'with {smaller}')}.")
+
+
+def explained(loop: Loop, e: NotFiniteError) -> UserError | DivergedError:
+    """What to say where training met a number of the world's, or an action, that is not finite."""
+    if e.diverged:
+        return diverged(loop, str(e))
+    env = loop.resolved.settings.env
+    return StoppedError(
+        f"{slug(env)} gave a number that is not finite, and training stopped: {e}. `shoal check "
+        f"{shlex.quote(env)}` looks a world over; {start_again(loop, 'once it is mended')}."
+    )
+
+
+def start_again(loop: Loop, how: str) -> str:
+    """A run cannot be resumed with other settings, but its weights can be the beginning of another one."""
+    last, run = loop.folder.checkpoints / "last.pt", shlex.quote(str(loop.folder.path))
+    if not last.exists():
+        return f"there is no checkpoint yet: start anew {how}"
+    return f"the last good checkpoint is {last}: start from its weights with --init {run} {how}"
+
+
+NEVER = torch.iinfo(torch.long).max
+KINDS = ("observation", "state", "action", "reward", "observation", "state")  # in the order in which they come about
+
+
+class FirstNotFinite:
+    """Where a world's numbers were first infinite or NaN, kept on the device: nothing is read until `found` looks. What agents
+    that are not alive see and do may be anything."""
+
+    def __init__(self, env: Environment):
+        self.spec = env.spec
+        self.first = {g.name: torch.full((env.rows, g.n), NEVER, device=env.device) for g in env.spec.groups}
+
+    def note(
+        self, frame: Frame, actions: dict[str, Tensor], results: dict[str, Result], following: Frame, steps: Tensor
+    ) -> None:
+        """What happened in the `steps` [T]: frames, actions and pays are [T, B, ...]."""
+        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, results, following)):
+            return  # looked at in passing; what follows waits for no device and reads nothing
+        for g in self.spec.groups:
+            now, then, pay = frame[g.name], following[g.name], results[g.name]
+            acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
+            learner_reward = pay.reward if pay.shaping is None else pay.reward + pay.shaping
+            sizes = (_seen(now), _state(frame), acted, learner_reward, _seen(then), _state(following))
+            for kind, x in enumerate(sizes):
+                if x is not None:  # [T, B, N], or of the state [T, B, 1]
+                    moment = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
+                    torch.minimum(self.first[g.name], moment, out=self.first[g.name])
+
+    def found(self, of_what: str = "") -> NotFiniteError | None:
+        """The first of them, in words; none where all were finite. The steps are those `of_what`."""
+        name, first = min(((g, x) for g, x in self.first.items()), key=lambda item: int(item[1].min()))
+        if (moment := int(first.min())) == NEVER:
+            return None
+        row, agent = divmod(int(first.argmin()), first.shape[1])
+        step, kind = moment // len(KINDS), KINDS[moment % len(KINDS)]
+        of = f" of {self.spec[name].agents[agent]}" if kind != "state" else ""
+        return NotFiniteError(f"the {kind}{of} in row {row} is not finite at step {step:,}{of_what}", diverged=kind == "action")
+
+
+def _sums(*trees: Any) -> Iterator[float]:
+    return (float(x.sum()) for x in tree_leaves(trees) if x.is_floating_point())
+
+
+def _seen(view: View) -> Tensor | None:
+    """[T, B, N] finite where all is that an agent sees; none where those are whole numbers."""
+    sizes = [_size(x) for x in tree_leaves(view.obs) if x.is_floating_point()]
+    return torch.stack(sizes).amax(0).where(view.alive, 0) if sizes else None
+
+
+def _state(frame: Frame) -> Tensor | None:
+    return None if frame.state is None else _size(frame.state[:, :, None])  # [T, B, 1]
+
+
+def _size(x: Tensor) -> Tensor:
+    """The largest magnitude of each agent's numbers, [T, B, N, ...] -> [T, B, N]."""
+    flat = x.flatten(3) if x.dim() > 3 else x[..., None]
+    return torch.linalg.vector_norm(flat, torch.inf, -1) if flat.shape[-1] else flat.sum(-1)

@@ -1,0 +1,83 @@
+"""What learners are paid: their own reward or their team's, the world's shaping, and what the user's own shaper makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.algos.base import Algorithm
+from shoal.ids import near, own_object
+from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map
+
+PYTHON = "python:"  # stands before the name of a function that cannot be found by import
+Shaper = Callable[[Tensor, Any, Tensor, int], Tensor]  # (reward [T, B, N], obs, step, steps) -> reward
+Shapers = Shaper | dict[str, Shaper] | None  # for all groups, or for some
+
+
+class Shaping:
+    """`shaping(batch)` sets `batch.learner_reward`, on the device. Reported returns stay raw."""
+
+    def __init__(self, spec: EnvSpec, reward: str, shapers: dict[str, Shaper], now: Tensor, steps: int):
+        self.spec, self.reward, self.shapers, self.now, self.steps = spec, reward, shapers, now, steps
+        self.not_finite = torch.zeros((), dtype=torch.bool, device=now.device)  # a shaper gave what is not finite
+
+    def __call__(self, batch: Batch) -> None:
+        for groups in self.spec.teams.values():
+            rewards = [batch.results[g.name].reward for g in groups]
+            if self.reward != "own":
+                team = torch.cat(rewards, -1)  # [T, B, all agents of the team]
+                total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.reward == "team-mean" else 1)
+                rewards = [total.expand_as(r) for r in rewards]
+            for g, reward in zip(groups, rewards, strict=True):
+                shaping = batch.results[g.name].shaping
+                reward = reward if shaping is None else reward + shaping
+                if g.name in self.shapers:
+                    reward = self._shaped(g.name, reward, batch.frame[g.name].obs)
+                    self.not_finite |= ~reward.isfinite().all()
+                batch.learner_reward[g.name] = reward
+
+    def _shaped(self, group: str, reward: Tensor, obs: Any) -> Tensor:
+        shaper = self.shapers[group]
+        shaped = shaper(reward.clone(), tree_map(torch.clone, obs), self.now, self.steps)  # they are the batch's own
+        if not isinstance(shaped, Tensor) or shaped.shape != reward.shape:
+            gave = list(shaped.shape) if isinstance(shaped, Tensor) else type(shaped).__name__
+            raise UserError(f"the shaper of {group!r} gave {gave} for rewards of {list(reward.shape)}: it must give as many.")
+        return shaped
+
+    def try_out(self, frame: Frame, rows: int) -> None:
+        """Call every shaper once, with rewards of zero, before a folder is made."""
+        for g in self.shapers:
+            obs = tree_map(lambda x: x[None], frame[g].obs)
+            try:
+                self._shaped(g, torch.zeros(1, rows, self.spec[g].n, device=self.now.device), obs)
+            except UserError:
+                raise
+            except Exception as e:  # whatever the user's function does
+                raise UserError(f"the shaper of {g!r} failed on (reward, obs, step, steps): {type(e).__name__}: {e}.") from e
+
+
+def shapers_of(learners: Sequence[Algorithm], given: Shapers, groups: list[str]) -> dict[str, Shaper]:
+    """Group -> the user's own shaper of its rewards: one that was handed over, or the one that its settings name."""
+    handed = given if isinstance(given, dict) else {} if given is None else dict.fromkeys(groups, given)
+    for g in handed:
+        if g not in groups:
+            raise UserError(f"there is no group {g!r} here{near(g, groups)}: it has {', '.join(groups)}.")
+    out = {}
+    for a in learners:
+        name = getattr(a.config, "shaper", None)
+        for g in a.groups:
+            if g in handed and name is None:
+                raise UserError(f"the rewards of {g!r} were not shaped when this run began, and a run keeps its pay.")
+            if g in handed:
+                out[g] = handed[g]
+            elif name is not None and name.startswith(PYTHON):
+                raise UserError(
+                    f"the rewards of {g!r} are shaped by a function that no import finds, {name.removeprefix(PYTHON)}: hand it "
+                    "over again, as in shoal.resume(run, shaper=...)."
+                )
+            elif name is not None:
+                out[g] = own_object(name, "--algo.shaper")
+    return out
