@@ -23,7 +23,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-readme: .venv/installed  ## make the tables in the README anew
+readme: .venv/installed  ## make the tables of README.md and docs/ anew
 	$(BIN)/python scripts/readme.py
 
 install: .venv/installed

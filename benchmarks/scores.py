@@ -9,7 +9,7 @@ saw (`shoal eval`). Where two teams learn, each is also set against a random opp
 particle worlds, 0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The value learners, COMA and the
 actor-critics with replay have two there, and minutes on two CPU cores. The others have one seed, and are for the CPU: Box2D and
 football are stepped there.
-`make readme` puts the results into the README. Standard library only.
+`make readme` puts the results into docs/scores.md, and five of them into README.md. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,32 +1,66 @@
-"""The README's tables are current and its commands exist."""
+"""README.md and docs/*.md: tables are current, commands exist."""
 
 import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 from shoal.cli import HELP
 from shoal.ids import catalog
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKER = r"<!-- (.+?): made by scripts/readme.py -->"
 
 
-def test_tables_are_current():
+def each_page(function):
+    return pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))(function)
+
+
+@pytest.fixture(scope="module")
+def script():
     spec = importlib.util.spec_from_file_location("readme_script", ROOT / "scripts" / "readme.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = (ROOT / "README.md").read_text()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@each_page
+def test_tables_are_current(script, page):
+    assert page in script.pages()
+    text = page.read_text()
     assert script.current(text) == text, "run `make readme`"
-    for kind in ("envs", "algos"):
-        for entry in catalog(kind).values():
-            assert f"| `{entry.form}` |" in text
 
 
-def test_commands_and_links_exist():
+def test_every_table_has_one_place(script):
+    text = "".join(page.read_text() for page in PAGES)
+    assert sorted(re.findall(MARKER, text)) == sorted(script.TABLES)
+    assert sorted(re.findall(r"<!-- end of (.+?) -->", text)) == sorted(script.TABLES)
+
+
+@pytest.mark.parametrize(("kind", "page"), [("envs", "environments"), ("algos", "algorithms")])
+def test_tables_name_everything(kind, page):
+    tables = [line for line in (ROOT / "docs" / f"{page}.md").read_text().splitlines() if line.startswith("| `")]
+    named = {word for line in tables for word in re.findall("`([^`]+)`", line.split(" | ")[0])}
+    assert {entry.form for entry in catalog(kind).values()} - named == set()
+
+
+def test_readme_names_every_algorithm():
     text = (ROOT / "README.md").read_text()
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\S+)", text, re.MULTILINE):
-        assert f"\n{target}:" in makefile
-    for verb in re.findall(r"^shoal (\w+)", text, re.MULTILINE):
-        assert f"shoal {verb}" in HELP
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (ROOT / link).exists(), link
+    assert [i for i in catalog("algos") if f"`{i}`" not in text] == []
+
+
+@each_page
+def test_commands_exist(page):
+    text, makefile = page.read_text(), (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\S+)", text, re.MULTILINE) + re.findall(r"`make ([\w-]+)`", text)
+    assert [target for target in targets if f"\n{target}:" not in makefile] == []
+    verbs = re.findall(r"(?:^|`)shoal (\w+)", text, re.MULTILINE)
+    known = re.findall(r"shoal (\w+)|\| (\w+)", HELP)
+    assert set(verbs) - {word for pair in known for word in pair} - {"VERB"} == set()
+
+
+def test_readme_shows_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"^make (\S+)", text, re.MULTILINE) == ["train", "test"]
