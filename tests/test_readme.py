@@ -1,8 +1,9 @@
-"""README.md and docs/*.md: tables are current, commands exist."""
+"""README.md and docs/*.md: tables are current, links lead somewhere, commands exist; the README is short."""
 
 import importlib.util
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -49,6 +50,51 @@ def test_tables_name_everything(kind, page):
 def test_readme_names_every_algorithm():
     text = (ROOT / "README.md").read_text()
     assert [i for i in catalog("algos") if f"`{i}`" not in text] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 10_000
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        to = urlsplit(link)
+        if to.scheme:
+            continue
+        target = (page.parent / to.path).resolve() if to.path else page
+        if not target.exists() or (to.fragment and to.fragment not in anchors(target)):
+            dead.append(link)
+    return dead
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    assert dead_links(page) == []
+
+
+def test_dead_links_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    alive = "# A title, here\n[a](page.md) [b](#a-title-here) [c](https://x.y/z) `[d](no.md)`\n"
+    page.write_text(alive + "![e](no.gif) [f](page.md#no) [g](#no)\n")
+    assert dead_links(page) == ["no.gif", "page.md#no", "#no"]
+
+
+def test_index_lists_every_page():
+    links = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "README.md").read_text())
+    assert sorted([*links, "README.md"]) == [page.name for page in PAGES[1:]]
 
 
 @each_page
