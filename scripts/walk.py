@@ -20,20 +20,34 @@ from typing import Any
 import shoal
 
 ROOT = Path(shoal.__file__).parent
-APART = ("envs/", "nets/encoders.py", "ops/schedules.py", "training/stats.py", "training/metrics.py", "training/stats.py")
+APART = (
+    "envs/",
+    "nets/encoders.py",
+    "nets/parts.py",
+    "ops/schedules.py",
+    "training/stats.py",
+    "training/metrics.py",
+    "training/stats.py",
+)
 ALGORITHMS = {"mappo": {}, "qmix": {"reward": "team-mean"}, "maddpg": {"env": {"actions": "continuous"}}}
 
 
 class Walk:
-    """Functions in the order of their first visits, while it is on."""
+    """Functions in the order of their first visits, from collecting to the last step of an optimiser."""
 
     def __init__(self) -> None:
+        self.seen: dict[CodeType, None] = {}
         self.visited: dict[CodeType, None] = {}
+        self.collecting = False
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(ROOT)) and not code.co_name.startswith("<"):
-            self.visited.setdefault(code)
+            self.collecting = self.collecting or code.co_name == "collect"
+            if self.collecting:
+                self.seen.setdefault(code)
+        elif event == "return" and code.co_name == "descend":
+            self.visited = dict(self.seen)  # what comes after the last step of an optimiser is not part of the way
 
     def report(self) -> dict[str, int]:
         names = [Path(c.co_filename).relative_to(ROOT).as_posix() for c in self.visited]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class Discrete:
     n: int
     kind = "discrete"
 
-    @property
+    @cached_property
     def sizes(self) -> Shape:
         return (self.n,)
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return ()
 
@@ -66,7 +66,7 @@ class MultiDiscrete:
     sizes: Shape
     kind = "multi-discrete"
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return (len(self.sizes),)
 
@@ -79,7 +79,7 @@ class Box:
     high: tuple[float, ...]
     kind = "continuous"
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return (len(self.low),)
 
@@ -113,7 +113,7 @@ class Group:
     mortal: bool = False  # agents may die, arrive late or wait: alive, acts and start are not constant
     masked: bool = False  # View.legal is given
 
-    @property
+    @cached_property
     def n(self) -> int:
         return len(self.agents)
 
@@ -130,7 +130,7 @@ class EnvSpec:
     def __getitem__(self, name: str) -> Group:
         return next(g for g in self.groups if g.name == name)
 
-    @property
+    @cached_property
     def teams(self) -> dict[str, tuple[Group, ...]]:
         names = dict.fromkeys(g.team for g in self.groups)
         return {t: tuple(g for g in self.groups if g.team == t) for t in names}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shoal.algos import coma, onpolicy, recall
-from shoal.algos.optimiser import Optimiser
 from shoal.algos.coma import COMA
 from shoal.algos.ddpg import DDPG
 from shoal.algos.iql import IQL
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.ppo import PPO
 from shoal.algos.qmix import QMIX
 from shoal.algos.sac import SAC

@@ -90,7 +90,10 @@ def test_the_state_says_how_much_an_agent_counts() -> None:
 
 def test_it_begins_about_as_steep_as_the_mean() -> None:
     each = torch.cat(
-        [slopes(MonotonicMixer(12, 3, 32, 64, draw(k)), torch.zeros(50, 3), torch.randn(50, 12, generator=draw(k))) for k in range(5)]
+        [
+            slopes(MonotonicMixer(12, 3, 32, 64, draw(k)), torch.zeros(50, 3), torch.randn(50, 12, generator=draw(k)))
+            for k in range(5)
+        ]
     )
     assert 0.1 < each.mean().item() * 3 < 10
 

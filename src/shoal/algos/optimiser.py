@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch.optim.adamw import adamw
 
 from shoal.ops.kernels import find
 from shoal.spec import UserError
+
+ADAM: dict[str, Any] = {"fused": True, "amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-5, "maximize": False}
 
 
 class Optimiser(nn.Module):
@@ -101,23 +104,8 @@ class Optimiser(nn.Module):
             grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
         self.broken |= ~norm.isfinite()
         stop = self.broken if keep is None else self.broken | ~keep
-        adamw(
-            list(self._flat),
-            [grad],
-            [self.first],
-            [self.second],
-            [],
-            [self.steps],
-            fused=True,
-            found_inf=stop.float(),
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self.rate,
-            weight_decay=self.decay,
-            eps=1e-5,
-            maximize=False,
-        )
+        state = [self.first], [self.second], [], [self.steps]
+        adamw([self._flat[0]], [grad], *state, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)
         return norm
 
 

@@ -17,19 +17,18 @@ what happened, raw: for peers, who have normalisers of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleDict
 
+from shoal.algos import deaths
 from shoal.algos.base import Algorithm, cat_groups, zero_where
 from shoal.algos.observations import Observations
-from shoal.ops import losses
 from shoal.ops.returns import unsettled_turns
-from shoal.ops.values import first_choice
-from shoal.spec import Batch, Box, Frame, tree_map, where_rows
+from shoal.spec import Batch, Frame, tree_map
 
 
 class Samples:
@@ -37,7 +36,12 @@ class Samples:
         self.learner, self.batch, self.spec, self.config = learner, batch, learner.spec, learner.config
         self.groups = learner.groups if group is None else (group,)
         self.whole = self if whole is None else whole  # of all groups of the learner
-        self.noise, self.weight = batch.noise, batch.weight
+        self.later = batch if not learner.burn_in else after_burn_in(batch, learner.burn_in)  # the burn-in left out
+        self.frame, self.noise, self.weight = self.later.frame, batch.noise, batch.weight
+        filled = self.later.filled
+        self.filled = None if filled is None else filled[..., None]  # [T, B, 1] what belongs to the sequences; none: all
+        known: Any = getattr(learner, "observations", None)  # one for all groups, or one for each
+        self.observations: Observations = cast(Any, known)[self.groups[0]] if isinstance(known, ModuleDict) else known
         self._parts: dict[str, Samples] = {}
         self._normalised: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # of these frames, and of the next
 
@@ -49,43 +53,14 @@ class Samples:
     def cat(self, part: Callable[[str], Any]) -> Any:
         return cat_groups(self.groups, part, 2)
 
-    @property
-    def observations(self) -> Observations:
-        """Of these groups: an algorithm has one for all its groups, or one for each."""
-        known: Any = self.learner.observations
-        return known if isinstance(known, Observations) else known[self.groups[0]]
-
-    @cached_property
-    def later(self) -> Batch:
-        """What happened after the burn-in."""
-        b, k = self.batch, self.learner.burn_in
-        steps = Batch(b.frame, b.next, b.actions, b.results, b.over, {}, {}, b.learner_reward)
-        return tree_map(lambda x: x[k:], steps) if k else steps
-
     # --- what nets see ---
-
-    @property
-    def frame(self) -> Frame:
-        return self.later.frame
 
     @cached_property
     def next_frame(self) -> Frame:
-        """The true next frames, as values see them. Where returns go on after death, agents that were cut off with their team's
-        episode are there, with their last observations, and the dead have one choice, the first."""
-        batch, learner = self.later, self.learner
+        """The true next frames, as values see them."""
         if self.whole is not self:
             return self.whole.next_frame
-        if not learner.values_dead:
-            return batch.next
-        views = dict(batch.next.views)
-        for g in learner.groups:
-            then, last, space = batch.next[g], self._cut_off(g), self.spec[g].action
-            alive, legal = then.alive | last, None
-            if not isinstance(space, Box):
-                first = first_choice(space, alive.device)
-                legal = alive[..., None] | first if then.legal is None else then.legal.where(alive[..., None], first)
-            views[g] = replace(then, alive=alive, active=then.active | last, legal=legal)
-        return Frame(views, batch.next.state)
+        return deaths.next_frame(self) if self.learner.values_dead else self.later.next
 
     @cached_property
     def actor_input(self) -> Any:
@@ -119,23 +94,12 @@ class Samples:
 
     @cached_property
     def action(self) -> Tensor:
-        """[T, B, N] or [T, B, N, D]; where returns go on after death the dead took their one choice."""
-
-        def part(g: str) -> Tensor:
-            action = self.later.actions[g]
-            dead_too = self.learner.values_dead
-            return where_rows(self.frame[g].alive, action, torch.zeros_like(action)) if dead_too else action
-
-        return self.cat(part)
+        """[T, B, N] or [T, B, N, D]."""
+        return self.cat(partial(deaths.action, self) if self.learner.values_dead else self.later.actions.__getitem__)
 
     def extra(self, name: str) -> Tensor:
         """[T, B, N, ...] what `act` left beside each action."""
         return self.cat(lambda g: self.batch.extras[g][name].detach())
-
-    @cached_property
-    def filled(self) -> Tensor | None:
-        """[T, B, 1] which steps belong to the sequences; none: all."""
-        return None if self.batch.filled is None else self.batch.filled[self.learner.burn_in :, :, None]
 
     @cached_property
     def active(self) -> Tensor | None:
@@ -154,39 +118,22 @@ class Samples:
 
     @cached_property
     def valued(self) -> Tensor | None:
-        """[T, B, N] whose values are learnt. Where returns go on after death: everybody's while somebody of the team is there,
-        of those who have not arrived yet as well; in turn-based worlds in own turns."""
-        if not self.learner.returns_after_death or self.spec.turns:
-            return self.active
-
-        def part(g: str) -> Tensor:
-            alive = self._of_team(g, lambda h: self.frame[h].alive)
-            return alive.any(-1, keepdim=True).expand_as(self.frame[g].alive)
-
-        valued = self.cat(part)
-        return valued if self.filled is None else valued & self.filled
+        """[T, B, N] whose values are learnt."""
+        return deaths.valued(self) if self.learner.returns_after_death and not self.spec.turns else self.active
 
     @cached_property
     def goes_on(self) -> Tensor | None:
         """[T, B, N] whose next frame may be worth something: whoever was or is there and did not terminate, and who was born
         again at once."""
-        return self.cat(lambda g: goes_on(self.later, g)) if self.learner.has_inactive else None
+        return self.cat(lambda g: deaths.goes_on(self.later, g)) if self.learner.has_inactive else None
 
     # --- rewards, and where returns end ---
 
     @cached_property
     def scaled_reward(self) -> Tensor:
-        """[T, B, N] what was paid, scaled. Where returns go on after death the dead earn the mean of what the living of their
-        team are paid: a world may pay the living alone, or the dead something that is not theirs."""
-        paid = self.later.learner_reward
-
-        def part(g: str) -> Tensor:
-            if not self.learner.returns_after_death:
-                return paid[g]
-            alive = self._of_team(g, lambda h: self.frame[h].alive)
-            return paid[g].where(self.frame[g].alive, losses.masked_mean(self._of_team(g, paid.__getitem__), alive, (2,)))
-
-        reward, scale = self.cat(part), self.config.reward_scale
+        """[T, B, N] what was paid, scaled."""
+        paid = partial(deaths.reward, self) if self.learner.returns_after_death else self.later.learner_reward.__getitem__
+        reward, scale = self.cat(paid), self.config.reward_scale
         return reward if scale == 1 else reward * scale
 
     @cached_property
@@ -198,28 +145,24 @@ class Samples:
     @cached_property
     def terminated(self) -> Tensor:
         """[T, B, N] whose return ends with this step; without `time_limit` where it is cut off as well."""
-        terminated = self.cat(
-            lambda g: self._team_ends(g)[0] if self.learner.returns_after_death else self.later.results[g].terminated
-        )
+        team = self.learner.returns_after_death
+        terminated = self.cat(lambda g: deaths.team_ends(self, g)[0] if team else self.later.results[g].terminated)
         return terminated if self.config.time_limit else terminated | self.cut
 
     @cached_property
     def cut(self) -> Tensor:
-        """[T, B, N] where a trace is cut: the episode is over, or the agent is gone from the next frame. Where returns go on
-        after death it is the team's episode, or everybody of the team is gone."""
+        """[T, B, N] where a trace is cut: the episode is over, or the agent is gone from the next frame."""
         if self.learner.returns_after_death:
-            return self.cat(lambda g: self._team_ends(g)[1])
+            return self.cat(lambda g: deaths.team_ends(self, g)[1])
         over = self.later.over[..., None].expand(*self.later.over.shape, sum(self.spec[g].n for g in self.groups))
         return over | ~self.cat(lambda g: self.later.next[g].alive) if self.learner.has_inactive else over
 
     @cached_property
     def next_turn(self) -> Tensor:
-        """[T, B, N] whose V(next) says something: those to move, and the gone, who left a last observation; where returns go on
-        after death these are none but who was cut off with the team."""
-        then = self.later.next
+        """[T, B, N] whose V(next) says something: those to move, and the gone, who left a last observation."""
         if self.learner.returns_after_death:
-            return self.cat(lambda g: then[g].active | self._cut_off(g))
-        return self.cat(lambda g: then[g].active | ~then[g].alive)
+            return self.cat(partial(deaths.next_turn, self))
+        return self.cat(lambda g: self.later.next[g].active | ~self.later.next[g].alive)
 
     @cached_property
     def unsettled(self) -> Tensor | None:
@@ -278,28 +221,9 @@ class Samples:
         start, remembers = when or (self.next_start, self.next_remembers)
         return net(x, zero_where(start, tree_map(torch.detach, memory)), None, remembers)  # type: ignore[arg-type]
 
-    # --- teams, where returns go on after an agent's death ---
 
-    def _of_team(self, group: str, part: Callable[[str], Tensor]) -> Tensor:
-        """Tensors of all groups of a group's team, whoever plays them, side by side: [T, B, all agents]."""
-        parts = [part(g.name) for g in self.spec.teams[self.spec[group].team]]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-    def _team_ends(self, group: str) -> tuple[Tensor, Tensor]:
-        """[T, B, N] whether nobody of a group's team goes on, and whether its episode is over or nobody is there any more."""
-        batch = self.later
-        ended = ~self._of_team(group, lambda g: goes_on(batch, g)).any(-1, keepdim=True)
-        left = ~self._of_team(group, lambda g: batch.next[g].alive).any(-1, keepdim=True)
-        shape = batch.frame[group].alive.shape
-        return ended.expand(shape), (batch.over[..., None] | left).expand(shape)
-
-    def _cut_off(self, group: str) -> Tensor:
-        """[T, B, N] who is gone because its team's episode was cut off: what it saw last is worth what was to come."""
-        batch = self.later
-        lived = batch.frame[group].alive & ~batch.next[group].alive
-        return self._team_ends(group)[1] & lived & ~batch.results[group].terminated
-
-
-def goes_on(batch: Batch, group: str) -> Tensor:
-    now, then = batch.frame[group], batch.next[group]
-    return (now.alive | then.alive) & (~batch.results[group].terminated | then.start)
+def after_burn_in(batch: Batch, burn_in: int) -> Batch:
+    """What of a batch goes by steps, without the first so many."""
+    b = batch
+    steps = Batch(b.frame, b.next, b.actions, b.results, b.over, {}, {}, b.learner_reward, filled=b.filled)
+    return tree_map(lambda x: x[burn_in:], steps)

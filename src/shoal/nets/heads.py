@@ -19,6 +19,20 @@ State = dict[str, Tensor]
 Gains = float | tuple[tuple[float, int], ...]
 
 
+NO_MEMORY = (
+    "--net.memory needs an algorithm that hands its nets their memory, and this one does not: take --net.memory none, or carry "
+    "it from step to step in `memory`, as algos/onpolicy.py does."
+)
+
+
+def _not_a_row(x: Any, width: int) -> str:
+    given = f"{list(x.shape)} of {x.dtype}".replace("torch.", "") if isinstance(x, Tensor) else type(x).__name__
+    return (
+        f"a net that takes a row of {width} numbers an agent was given {given}: an algorithm whose worlds have pictures, or "
+        "observations of other shapes, gives its nets an encoder (algos/observations.py), as algos/onpolicy.py does."
+    )
+
+
 class Net(nn.Module):
     """[..., N, *] -> [..., N, width_out]: what `encoder` makes of the input, hidden layers, memory, output."""
 
@@ -68,19 +82,12 @@ class Net(nn.Module):
         """Output and the state after. Without `start` x is one step from `state`; with it [T, B, N] steps, whose states after
         each come back."""
         if self.encoder is None and not (isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == self.width):
-            given = f"{list(x.shape)} of {x.dtype}".replace("torch.", "") if isinstance(x, Tensor) else type(x).__name__
-            raise UserError(
-                f"a net that takes a row of {self.width} numbers an agent was given {given}: an algorithm whose worlds have "
-                "pictures, or observations of other shapes, gives its nets an encoder (nets/encoders.py), as algos/ppo.py does."
-            )
+            raise UserError(_not_a_row(x, self.width))
         x = self.body(x if self.encoder is None else self.encoder(x))
         if self.memory is None:
             return x, {}
         if state is None:
-            raise UserError(
-                "--net.memory needs an algorithm that hands its nets what they remember, and this one does not: take "
-                "--net.memory none, or carry it from step to step in `memory`, as algos/onpolicy.py does."
-            )
+            raise UserError(NO_MEMORY)
         after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
         return self.out(after["hidden"]), after
 
