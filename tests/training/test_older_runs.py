@@ -46,8 +46,8 @@ def test_weights_of_an_older_run_begin_a_new_one(run: Path, tmp_path: Path) -> N
     reward = "team-mean" if run.name == "qmix" else "own"
     algo = {"mixer_width": 4, "hyper_width": 8} if run.name == "qmix" else {}
     begun = shoal.train(
-        run.name, "simple_spread", init=run, env=env, reward=reward, algo=algo, net={"hidden": (8,)}, envs=4, steps=4, quiet=True,
-        out=tmp_path / "new",
+        run.name, "simple_spread", init=run, env=env, reward=reward, algo=algo, net={"hidden": (8,)}, envs=4, steps=4,
+        quiet=True, out=tmp_path / "new",
     )  # fmt: skip
     old, new = (checkpoint.read(r / "checkpoints" / "last.pt") for r in (run, begun.path))
     (theirs,) = old["algorithms"].values()

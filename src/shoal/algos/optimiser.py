@@ -104,8 +104,8 @@ class Optimiser(nn.Module):
             grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
         self.broken |= ~norm.isfinite()
         stop = self.broken if keep is None else self.broken | ~keep
-        state = [self.first], [self.second], [], [self.steps]
-        adamw([self._flat[0]], [grad], *state, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)
+        moments = [self.first], [self.second], [], [self.steps]  # type: ignore[var-annotated]
+        adamw([self._flat[0]], [grad], *moments, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)  # type: ignore[arg-type]
         return norm
 
 

@@ -43,8 +43,9 @@ class Players:
         acted = Acted({}, {}, {})
         for a in self.algorithms:
             draws = None if greedy and a.greedy else {g: noise[g] for g in a.groups}
-            for whole, part in zip(acted, a.act(frame, {g: fresh[g] for g in a.groups}, draws, explore), strict=True):
-                whole.update(part)
+            part = a.act(frame, {g: fresh[g] for g in a.groups}, draws, explore)
+            for whole, own in zip(acted, part, strict=True):
+                whole.update(own)  # type: ignore[attr-defined]
         return acted
 
 
