@@ -105,7 +105,7 @@ class Optimiser(nn.Module):
         self.broken |= ~norm.isfinite()
         stop = self.broken if keep is None else self.broken | ~keep
         moments = [self.first], [self.second], [], [self.steps]  # type: ignore[var-annotated]
-        adamw([self._flat[0]], [grad], *moments, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)  # type: ignore[arg-type]
+        adamw([self._flat[0]], [grad], *moments, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)
         return norm
 
 
