@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "shoal"
 
 LEVELS = {
-    **dict.fromkeys(("spec", "ids", "flags", "files", "ops"), 0),
+    **dict.fromkeys(("spec", "ids", "flags", "files", "ops", "kernels"), 0),
     **dict.fromkeys(("nets", "envs", "buffers"), 1),
     "algos": 2,
     **dict.fromkeys(("log", "training"), 3),
@@ -28,7 +28,7 @@ HOSTS = {
 }  # rows are stepped there
 HOMES = {  # library -> the files, or the folder, where it may be imported
     "wandb": ("log/wandb.py",),
-    "triton": ("ops/triton.py",),
+    "triton": ("kernels/triton.py",),
     "tensorboard": ("log/tensorboard.py",),
     "rich": ("log/console.py", "cli.py"),
     **dict.fromkeys(("matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
@@ -127,7 +127,7 @@ def _forks(node: ast.expr, name: str) -> bool:
 
 
 def _may_discount(name: str) -> bool:
-    return name in ("ops/returns.py", "ops/triton.py") or name.startswith(
+    return name in ("ops/returns.py", "kernels/triton.py") or name.startswith(
         "envs/probe/"
     )  # the probes' answers must not depend on returns.py
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shoal
 from shoal.algos.ddqn import DDQN
-from shoal.ops import native
+from shoal.kernels import native
 from shoal.spec import tree_leaves
 from shoal.training import recording
 from shoal.training.recording import Recorded, Recording, out_variant

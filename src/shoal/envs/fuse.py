@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.envs.base import Phase, State, World
-from shoal.ops.compiler import CannotFuse, compiler, library  # noqa: F401
+from shoal.kernels.compiler import CannotFuse, compiler, library  # noqa: F401
 from shoal.spec import Box, Outcome, tree_leaves
 
 ROWS = 1009  # of the clone: a prime that no other size is a multiple of

@@ -1,4 +1,4 @@
-"""Kernels of our own, for the device at hand: `ops/triton.py` on CUDA, `ops/native.py` on the CPU. What both have has the
+"""Kernels of our own, for the device at hand: `kernels/triton.py` on CUDA, `kernels/native.py` on the CPU. What both have has the
 same name in both."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shoal.ops import native, triton
+from shoal.kernels import native, triton
 
 
 def for_device(device: torch.device) -> ModuleType:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shoal.envs.base import World
-from shoal.ops import triton
+from shoal.kernels import triton
 from shoal.spec import tree_leaves, tree_map
 
 IN_FLIGHT = 2  # iterations that the device may be behind the host

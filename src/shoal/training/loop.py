@@ -26,13 +26,14 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Optimiser, Replay, Rollout
 from shoal.buffers.replay import ReplayBuffer
 from shoal.envs.base import World
+from shoal.envs.workers import cores
 from shoal.flags import parse_span
 from shoal.ids import near, own_object
+from shoal.kernels import native
+from shoal.kernels.compiler import keep_memory
 from shoal.log import report, wandb
 from shoal.log.console import Display, Progressor, clock, short
 from shoal.log.logger import Logger, cut
-from shoal.ops import native
-from shoal.ops.compiler import cores, keep_memory
 from shoal.ops.kernels import for_device
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, NotFiniteError, StoppedError, TerminatedError, UserError, tree_leaves, tree_map

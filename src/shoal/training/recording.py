@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.algos.base import Algorithm
-from shoal.ops import native
+from shoal.kernels import native
 from shoal.training.offpolicy import OffPolicyTrainer
 
 aten = torch.ops.aten

@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
+from shoal.envs.workers import cores
+from shoal.kernels import native
 from shoal.log.console import Board, Place
-from shoal.ops import native
-from shoal.ops.compiler import cores
 from shoal.spec import UserError
 from shoal.training.loop import SIGNALS, DivergedError, Loop, on_signals
 from shoal.training.run import Run, named, refuse_taken, slug

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import Optimiser
+from shoal.kernels import compiler, native
 from shoal.nets.layers import MLP, NetConfig
-from shoal.ops import compiler, distributions, losses, native, returns
+from shoal.ops import distributions, losses, returns
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 

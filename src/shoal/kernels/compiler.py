@@ -31,11 +31,6 @@ def compiler() -> tuple[str, str]:
     return found, f"{found} {version} {platform.machine()}"
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache
 def keep_memory() -> None:
     """Ask the C library (glibc; others do not know the question) to keep what is freed. Else every large temporary is new

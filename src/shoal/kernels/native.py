@@ -1,4 +1,4 @@
-"""Fused kernels for the CPU, in C: what PyTorch does in many small operations, done in one. The twin of `ops/triton.py`.
+"""Fused kernels for the CPU, in C: what PyTorch does in many small operations, done in one. The twin of `kernels/triton.py`.
 
     mlp                    a whole perceptron, one call each way: nets/layers.MLP
     choose                 a draw from a softmax and its log-probability: ops/distributions.Choice
@@ -8,7 +8,7 @@
     adamw                  a step, clipped, and not taken where it would break something: algos/base.Optimiser
 
 `why_not()` says why they cannot be used here. The text is compiled once, for the processor at hand, and kept
-(`ops/compiler.py`): it takes any widths. Large batches are taken in pieces, by as many threads as `share` was told.
+(`kernels/compiler.py`): it takes any widths. Large batches are taken in pieces, by as many threads as `share` was told.
 
 How `mlp` works. Every product is C[r, 0..n] = init + sum_k A(r, k) B[k, 0..n] in registers, ROWS rows by up to four
 vectors; A is read number by number, at any strides, B by vectors. Weights are copied once a call, in the direction
@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shoal.ops.compiler import CannotFuse, library, native
-from shoal.ops.native_c import FLAGS, ROWS, text
+from shoal.kernels.compiler import CannotFuse, library, native
+from shoal.kernels.native_c import FLAGS, ROWS, text
 
 WIDEST = {"in": 512, "hidden": 256, "out": 64, "ids": 64}  # the widest layers, and the most agents with ids, that `mlp` takes
 PIECE, MOST_PIECES = 2048, 64  # samples from which on a batch is shared out, and into how many pieces at most

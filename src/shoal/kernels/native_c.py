@@ -1,4 +1,4 @@
-"""The text of `ops/native.py`'s kernels. GCC's vector extensions and no intrinsics: it is right on any processor, and fast
+"""The text of `kernels/native.py`'s kernels. GCC's vector extensions and no intrinsics: it is right on any processor, and fast
 where vectors are as wide as the hardware's."""
 
 from __future__ import annotations
