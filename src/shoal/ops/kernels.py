@@ -1,5 +1,5 @@
-"""Kernels of our own, for the device at hand: `kernels/triton.py` on CUDA, `kernels/native.py` on the CPU. What both have has the
-same name in both."""
+"""The one dispatch to the kernels of our own: `kernels/triton.py` on CUDA, `kernels/native.py` on the CPU. A kernel that both
+have has the same name in both."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Recording(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Recording:
-        self.listening = native.listening(self.steps.append)
+        self.listening = native.recording(self.steps.append)
         self.listening.__enter__()
         return super().__enter__()
 
