@@ -17,9 +17,9 @@ from shoal.algos.ddqn import DDQN
 from shoal.algos.ppo import PPO
 from shoal.kernels.compiler import compiler
 from shoal.spec import tree_leaves, tree_map
-from shoal.training.graph import Captured
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, most_compiled, resolve
+from shoal.training.speedup import Captured
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 torch.set_num_threads(1)

@@ -40,13 +40,12 @@ from shoal.spec import Batch, NotFiniteError, StoppedError, TerminatedError, Use
 from shoal.training import checkpoint, trust
 from shoal.training.collect import Collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
-from shoal.training.graph import Captured
 from shoal.training.offpolicy import OffPolicyTrainer, Segments, break_off, cost, make_replay, moments_of, remembered
 from shoal.training.players import load_weights, make_players, recorded_players, restore_players, rollout_steps
-from shoal.training.recording import Recorded, ours
 from shoal.training.run import Run, slug
 from shoal.training.seeds import generator, global_seed, restore_generator
 from shoal.training.settings import Resolved, most_compiled
+from shoal.training.speedup import Captured, Recorded, ours
 from shoal.training.stats import FirstNotFinite, MetricMeans
 from shoal.training.validate import refuse_foreign_actions, refuse_strange
 
