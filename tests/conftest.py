@@ -6,7 +6,7 @@ import tempfile
 import pytest
 import torch
 
-from shoal.ops.compiler import CannotFuse, compiler
+from shoal.kernels.compiler import CannotFuse, compiler
 
 torch.set_num_threads(1)
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="shoal-config-")  # the key that runs are signed with is the tests' own

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "shoal"
 
 LEVELS = {
-    **dict.fromkeys(("spec", "ids", "flags", "files", "ops"), 0),
+    **dict.fromkeys(("spec", "ids", "flags", "files", "ops", "kernels"), 0),
     **dict.fromkeys(("nets", "envs", "buffers"), 1),
     "algos": 2,
     **dict.fromkeys(("log", "training"), 3),
@@ -28,7 +28,7 @@ HOSTS = {
 }  # rows are stepped there
 HOMES = {  # library -> the files, or the folder, where it may be imported
     "wandb": ("log/wandb.py",),
-    "triton": ("ops/triton.py",),
+    "triton": ("kernels/triton.py",),
     "tensorboard": ("log/tensorboard.py",),
     "rich": ("log/console.py", "cli.py"),
     **dict.fromkeys(("matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
@@ -38,6 +38,8 @@ HOMES = {  # library -> the files, or the folder, where it may be imported
     "gymnasium_robotics": ("envs/mamujoco.py",),
     "gfootball": ("envs/football.py",),
 }
+KERNELS = {"kernels", "ops", "training"}  # rooms that may import shoal.kernels; others go through ops/kernels.py
+NUMBERS = {"kernels/scalars.py", "kernels/trace.py"}  # constants of a world become literals there
 EVERYWHERE = {"torch", "numpy"}
 GAMMA = re.compile(r"_*(gamma|discount)(s|_\w+)?")
 RECKONING = {"mul", "mul_", "pow", "pow_", "add", "add_", "sub", "sub_", "div", "div_", "addcmul", "addcmul_", "lerp", "prod"}
@@ -83,9 +85,15 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                     yield line, "step", "only training/collect.py steps a world"
             if called in ("send", "receive") and receiver == "env" and name != "training/collect.py":
                 yield line, "step", "only training/collect.py steps a world"
-            if called == "item" and receiver and not node.args and room in ("algos", "ops", "nets", "buffers", "envs"):
+            if (
+                called == "item"
+                and receiver
+                and not node.args
+                and room in ("algos", "ops", "kernels", "nets", "buffers", "envs")
+            ):
                 yield line, "item", "the logger makes numbers"
-            if called in ("tolist", "numpy") and receiver and room in ("algos", "ops", "nets", "buffers"):
+            tensors_alone = room in ("algos", "ops", "kernels", "nets", "buffers") and name not in NUMBERS
+            if called in ("tolist", "numpy") and receiver and tensors_alone:
                 yield line, "item", "the logger makes numbers"
             if called in RECKONING and any(_is_gamma(x) for x in (*node.args, *_receiver_of(node))) and not _may_discount(name):
                 yield line, "gamma", "arithmetic in gamma belongs to ops/returns.py"
@@ -127,7 +135,7 @@ def _forks(node: ast.expr, name: str) -> bool:
 
 
 def _may_discount(name: str) -> bool:
-    return name in ("ops/returns.py", "ops/triton.py") or name.startswith(
+    return name in ("ops/returns.py", "kernels/triton.py") or name.startswith(
         "envs/probe/"
     )  # the probes' answers must not depend on returns.py
 
@@ -155,6 +163,8 @@ def _import(node: ast.AST, module: str, name: str) -> Iterator[tuple[int, str, s
         mine = name.partition("/")[0].removesuffix(".py")
         if room in LEVELS and mine in LEVELS and LEVELS[room] > LEVELS[mine]:
             yield line, "direction", f"{mine} may not look up to {room}"
+        if room == "kernels" and mine not in KERNELS:
+            yield line, "kernels", f"{mine} reaches kernels through ops/kernels.py"
         if mine not in LEVELS and mine != "__init__":
             yield line, "direction", f"there is no room {mine}"
         return
@@ -239,7 +249,7 @@ PLANTED = [
     ("algos/ppo.py", "self.optimiser.step()", "step"),
     ("algos/base.py", "self.env.step(actions)", "step"),
     ("tools/watch.py", "self.worlds[0].step(a)", "step"),
-    ("training/graph.py", "f = torch.compile(env.step)", "step"),
+    ("training/speedup.py", "f = torch.compile(env.step)", "step"),
     ("envs/mpe/simple.py", "inner.step(a)", "step"),
     ("nets/heads.py", "self.env.step(a)", "step"),
     ("training/loop.py", "self.memory.step(a)", "step"),
@@ -253,6 +263,7 @@ PLANTED = [
     ("algos/dqn.py", "y = v.mul(c.gamma)", "gamma"),
     ("algos/dqn.py", "y = gamma_n * v", "gamma"),
     ("envs/mpe/world.py", "y = gamma * v", "gamma"),
+    ("kernels/native.py", "y = gamma * v", "gamma"),
     ("training/loop.py", "import torch.distributed as dist", "distributed"),
     ("training/loop.py", "from torch import distributed", "distributed"),
     ("algos/base.py", "torch.distributed.all_reduce(x)", "distributed"),
@@ -272,6 +283,8 @@ PLANTED = [
     ("training/loop.py", "importlib.import_module('mpe2.all_modules')", "library"),
     ("training/loop.py", "import scipy.stats", "library"),
     ("training/loop.py", "import ray", "library"),
+    ("ops/kernels.py", "import triton", "library"),
+    ("kernels/native.py", "import triton.language as tl", "library"),
     ("algos/ppo.py", "x = loss.item()", "item"),
     ("ops/losses.py", "x = loss.mean().item()", "item"),
     ("nets/norm.py", "x = self.count.item()", "item"),
@@ -279,6 +292,9 @@ PLANTED = [
     ("algos/ppo.py", "x = loss.tolist()", "item"),
     ("nets/norm.py", "x = loss.cpu().numpy()", "item"),
     ("buffers/replay.py", "x = self.count.tolist()", "item"),
+    ("kernels/recording.py", "x = loss.item()", "item"),
+    ("kernels/trace.py", "x = loss.item()", "item"),
+    ("kernels/native.py", "x = loss.tolist()", "item"),
     ("ops/losses.py", "from shoal.nets.layers import MLP", "direction"),
     ("spec.py", "from shoal.envs.base import World", "direction"),
     ("ids.py", "import shoal.algos.base", "direction"),
@@ -294,6 +310,17 @@ PLANTED = [
     ("tools/plot.py", "from shoal import cli", "direction"),
     ("tools/plot.py", "from shoal.api import load", "direction"),
     ("attic/x.py", "from shoal.spec import Batch", "direction"),
+    ("kernels/world.py", "from shoal.envs.base import World", "direction"),
+    ("kernels/recording.py", "from shoal.training.offpolicy import OffPolicyTrainer", "direction"),
+    ("kernels/native.py", "from shoal.nets.layers import MLP", "direction"),
+    ("envs/base.py", "from shoal.kernels.world import fuse", "kernels"),
+    ("envs/vector.py", "from shoal import kernels", "kernels"),
+    ("nets/layers.py", "from shoal.kernels import native", "kernels"),
+    ("algos/ppo.py", "import shoal.kernels.triton", "kernels"),
+    ("buffers/replay.py", "from ..kernels import recording", "kernels"),
+    ("tools/bench.py", "import importlib; importlib.import_module('shoal.kernels.graph')", "kernels"),
+    ("policy.py", "from shoal.kernels.compiler import compiler", "kernels"),
+    ("spec.py", "from shoal.kernels.compiler import CannotFuse", "kernels"),
     ("training/loop.py", "torch.manual_seed(0)", "random"),
     ("training/loop.py", "torch.cuda.manual_seed_all(0)", "random"),
     ("training/loop.py", "x = np.random.rand(3)", "random"),
@@ -331,6 +358,11 @@ LAWFUL = [
     ("envs/pettingzoo.py", "import pettingzoo\nself.inner.step(a)"),
     ("envs/vector.py", "env.step(a)"),
     ("tools/bench.py", "import importlib\nm = importlib.import_module('mpe2.all_modules')\nworld.step(a)"),
+    ("kernels/triton.py", "import triton\ntrace = gamma * lam\nfrom shoal.kernels import compiler"),
+    ("kernels/trace.py", "cells = one.flatten().tolist()"),
+    ("ops/kernels.py", "from shoal.kernels import native, triton"),
+    ("training/speedup.py", "from shoal.kernels.recording import Recording"),
+    ("envs/base.py", "from shoal.ops.kernels import fuse_world"),
     ("ops/returns.py", "delta = reward + gamma * value\ntrace = gamma * lam\ngamma **= 2"),
     ("envs/probe/base.py", "v = (1 - gamma**steps) / (1 - gamma)"),
     ("algos/ppo.py", "gamma: float = 0.99\nadvantage = gae(r, v, c.gamma, c.lam)\nif not 0 <= c.gamma <= 1:\n    pass"),

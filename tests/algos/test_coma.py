@@ -17,8 +17,9 @@ import torch
 
 from shoal.algos.base import Replay, Rollout
 from shoal.algos.coma import COMA
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import losses, native, values
+from shoal.ops import losses, values
 from shoal.ops.schedules import Now
 from shoal.spec import (
     Batch,

@@ -20,8 +20,9 @@ from shoal.algos.ppo import PPO
 from shoal.algos.random import Random
 from shoal.algos.td3 import TD3
 from shoal.ids import catalog
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import losses, native
+from shoal.ops import losses
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
 from shoal.spec import (

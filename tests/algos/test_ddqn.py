@@ -19,8 +19,9 @@ from shoal.algos.iql import IQL
 from shoal.algos.qmix import QMIX
 from shoal.algos.vdn import VDN
 from shoal.ids import catalog
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import losses, native
+from shoal.ops import losses
 from shoal.ops.schedules import Now
 from shoal.spec import (
     Batch,

@@ -18,8 +18,8 @@ from shoal.algos.a2c import A2C
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.ppo import PPO
 from shoal.buffers.minibatches import spans
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import native
 from shoal.ops.schedules import Now
 from shoal.spec import (
     Batch,

@@ -18,8 +18,9 @@ import torch
 
 from shoal.algos.sac import SAC
 from shoal.ids import catalog
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import losses, native
+from shoal.ops import losses
 from shoal.ops.schedules import Now
 from shoal.spec import (
     Batch,

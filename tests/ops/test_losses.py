@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.ops import losses, native
+from shoal.kernels import native
+from shoal.ops import losses
 
 torch.set_num_threads(1)
 NAN = math.nan

@@ -15,11 +15,11 @@ from torch import Tensor
 import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.algos.ppo import PPO
-from shoal.envs import fuse
+from shoal.kernels.compiler import compiler
 from shoal.spec import tree_leaves, tree_map
-from shoal.training.graph import Captured
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, most_compiled, resolve
+from shoal.training.speedup import Captured
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 torch.set_num_threads(1)
@@ -339,20 +339,20 @@ def test_auto_is_written_down(tmp_path: Path) -> None:
 def test_without_a_compiler_auto_is_graph_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    fuse.compiler.cache_clear()
+    compiler.cache_clear()
     assert most_compiled(torch.device("cpu")) == "graph"
     (remark,) = make("auto", device="cpu").remarks
     assert remark.startswith("Nothing is compiled: there is no C compiler")
-    fuse.compiler.cache_clear()
+    compiler.cache_clear()
 
 
 def test_fused_without_a_compiler_goes_on_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As when a run is resumed on a machine that has none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    fuse.compiler.cache_clear()
+    compiler.cache_clear()
     loop = make("fused", device="cpu")
-    fuse.compiler.cache_clear()
+    compiler.cache_clear()
     assert any("there is no C compiler" in remark for remark in loop.remarks)
     loop.iterate()
 

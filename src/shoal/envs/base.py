@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from shoal.spec import EnvSpec, Frame, Outcome, Result, UserError, View, where_r
 State = dict[str, Tensor]
 ROW_BYTES = 128  # bytes that a row takes, of whatever world
 Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither
+Transition = Callable[[Phase, State, dict[str, Tensor], Tensor], tuple[State, Outcome]]  # of state, actions and noise
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class World(Environment, ABC):
         self.noise = self.noise_begin + self.noise_step
         self._lockstep = self._in_step = self.fixed_length
         self._tick = 0
-        self._do = self._transition  # or the one kernel that `fuse` made of it
+        self._do: Transition = self._transition  # or the one kernel that `fuse` made of it
         self._yes = torch.ones(rows, dtype=torch.bool, device=self.device)
         self._no = torch.zeros(rows, dtype=torch.bool, device=self.device)
         self._constants: dict[tuple[bool, int], Tensor] = {}
@@ -193,10 +194,10 @@ class World(Environment, ABC):
         self._in_step, self._tick = phase >= 0, max(phase, 0)
 
     def fuse(self) -> str | None:
-        """Make one kernel of the whole step, see `envs/fuse.py`. None when done; else why not, and nothing has changed."""
-        from shoal.envs.fuse import fuse
+        """Make one kernel of the whole step, see `kernels/world.py`. None when done; else why not, and nothing has changed."""
+        from shoal.ops.kernels import fuse_world
 
-        return fuse(self)
+        return fuse_world(self)
 
     def _transition(self, phase: Phase, state: State, actions: dict[str, Tensor], noise: Tensor) -> tuple[State, Outcome]:
         """What a step is: a pure function, and each of its rows a function of that row alone."""

@@ -38,8 +38,8 @@ from torch import Tensor
 from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion, conversion
 from shoal.envs.spaces import Moves, Observer, kind_of
+from shoal.envs.workers import cores
 from shoal.ids import near
-from shoal.ops.compiler import cores
 from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_map
 
 GROUP = "agents"

@@ -34,9 +34,8 @@ from torch import Tensor
 from shoal.envs.base import Environment, Sketch
 from shoal.envs.conversions import Conversion
 from shoal.envs.rows import Arrays, Maker, Row, Steps, in_words, parts
-from shoal.envs.workers import Serial, WorkerPool, broken
+from shoal.envs.workers import Serial, WorkerPool, broken, cores
 from shoal.ids import USER_MODULE, own_files
-from shoal.ops.compiler import cores
 from shoal.spec import Frame, Group, NotFiniteError, Outcome, Result, UserError, View
 
 BITS = 15  # of a seed, from each of two uniform numbers

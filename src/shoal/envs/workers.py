@@ -34,6 +34,11 @@ PARTING = 1.0  # seconds that workers have to leave by themselves
 SHARED = "/dev/shm"  # a file there is memory
 
 
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Serial:
     """This process, one row after another."""
 

@@ -24,10 +24,10 @@ from shoal.ids import find
 from shoal.log.console import short
 from shoal.spec import Box, UserError
 from shoal.training.collect import play
-from shoal.training.graph import Captured
 from shoal.training.loop import Loop
 from shoal.training.seeds import generator
 from shoal.training.settings import Settings, choose_device, make_env, most_compiled, resolve
+from shoal.training.speedup import Captured
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The loop keeps one replay of the whole world. Every learner has an `OffPolicyTrainer`: it knows from host counts how many
 updates are due, samples a batch, updates, and writes priorities back. All of it but asking for the `variant` is on the
-device, and can be captured (`training/graph.py`) or recorded (`training/recording.py`).
+device, and can be captured or recorded (`training/speedup.py`).
 """
 
 from __future__ import annotations

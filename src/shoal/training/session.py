@@ -15,7 +15,7 @@ from shoal.log.logger import Logger, cut
 from shoal.spec import NotFiniteError, StoppedError, UserError
 from shoal.training import trust
 from shoal.training.finite import explained
-from shoal.training.graph import Captured
+from shoal.training.speedup import Captured
 from shoal.training.state import set_later_aside
 
 if TYPE_CHECKING:

@@ -193,14 +193,14 @@ def resolve(settings: Settings, device: str | None = None) -> Resolved:
 def most_compiled(device: torch.device) -> Literal["graph", "fused"]:
     """The furthest that a machine can go without a word: kernels of our own need a compiler, and on CUDA Triton."""
     if device.type == "cpu":
-        from shoal.ops.compiler import CannotFuse, compiler
+        from shoal.kernels.compiler import CannotFuse, compiler
 
         try:
             compiler()
         except CannotFuse:
             return "graph"
         return "fused"
-    from shoal.ops.triton import why_not
+    from shoal.kernels.triton import why_not
 
     return "graph" if why_not() else "fused"
 

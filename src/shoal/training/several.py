@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 
+from shoal.envs.workers import cores
 from shoal.ids import slug
+from shoal.kernels import native
 from shoal.log.console import Board, Place
-from shoal.ops import native
-from shoal.ops.compiler import cores
 from shoal.spec import UserError
 from shoal.training.finite import DivergedError
 from shoal.training.loop import Loop

@@ -1,5 +1,8 @@
-"""The C compiler of this machine, and what it made: kept in $XDG_CACHE_HOME/shoal/kernels (or ~/.cache), named by what it
-was made from. Home folders may be shared between machines, so that the machine is part of the name."""
+"""Runs the C compiler of this machine, and keeps the libraries it made in $XDG_CACHE_HOME/shoal/kernels (or ~/.cache).
+
+A library is named by a digest of its source, the flags and the compiler. A home folder may be shared between machines, so
+the processor is part of the digest too.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from pathlib import Path
 
 
 class CannotFuse(Exception):  # noqa: N818
-    """Why, in a sentence."""
+    """Why something cannot be compiled or fused; the message is the reason, without a full stop."""
 
 
 @cache
 def compiler() -> tuple[str, str]:
-    """The C compiler, and what distinguishes it."""
+    """The path of the C compiler, and the version of it that becomes part of a library's digest."""
     names = [os.environ.get("CC"), "cc", "gcc", "clang"]
     found = next((path for x in names if x and (path := shutil.which(x))), None)
     if found is None:
@@ -31,15 +34,10 @@ def compiler() -> tuple[str, str]:
     return found, f"{found} {version} {platform.machine()}"
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache
 def keep_memory() -> None:
-    """Ask the C library (glibc; others do not know the question) to keep what is freed. Else every large temporary is new
-    pages from the system, each of which is a fault: a seventh of the time of an update, when it was measured."""
+    """Ask glibc to keep freed memory; other C libraries have no such setting. Otherwise every large temporary tensor takes new
+    pages from the system, and each page is a fault: a seventh of the time of an update, when it was measured."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, the most it takes
@@ -47,8 +45,8 @@ def keep_memory() -> None:
 
 
 @cache
-def native() -> tuple[tuple[str, ...], str]:
-    """The flags that ask for all this processor has, and what they stand for here."""
+def processor() -> tuple[tuple[str, ...], str]:
+    """The flags that ask for every instruction of this processor, and the macros that they define here."""
     for flags in (("-march=native",), ("-mcpu=native",)):
         done = subprocess.run([compiler()[0], *flags, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True)
         if done.returncode == 0:
@@ -57,12 +55,13 @@ def native() -> tuple[tuple[str, ...], str]:
 
 
 def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file in the cache that was made from this text; made aside, and renamed when it is whole."""
+    """The file in the cache that was made from this text. A new one is written in a temporary folder, and renamed when it is
+    complete."""
     name = f"step_{hashlib.sha256(f'{made_with}{text}'.encode()).hexdigest()[:24]}{suffix}"
     kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
     for folder in (kernels, Path(tempfile.gettempdir()) / f"shoal-kernels-{os.getuid()}"):  # where home cannot be written
         path = folder / name
-        if _whole(path):
+        if _intact(path):
             return path
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +69,7 @@ def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -
                 made = Path(aside) / name
                 make(made)
                 data = made.read_bytes()
-                with made.open("wb") as f:  # the sum goes behind the code, which does not mind
+                with made.open("wb") as f:  # the checksum goes behind the code, where the loader ignores it
                     f.write(data + hashlib.sha256(data).digest())
                     f.flush()
                     os.fsync(f.fileno())
@@ -79,7 +78,7 @@ def kept(text: str, made_with: str, suffix: str, make: Callable[[Path], None]) -
     raise CannotFuse(f"no kernel could be written to {kernels} or {folder}")
 
 
-def _whole(path: Path) -> bool:
+def _intact(path: Path) -> bool:
     """Whether the file is as it was written: running a damaged one would kill the process."""
     try:
         data = path.read_bytes()
@@ -89,7 +88,7 @@ def _whole(path: Path) -> bool:
 
 
 def library(text: str, flags: Sequence[str], made_with: str = "") -> ctypes.CDLL:
-    """What `text` compiles to, loaded. `made_with`: what else the outcome depends on."""
+    """The library that `text` compiles to, loaded. `made_with`: what else the result depends on, such as the processor."""
     cc, version = compiler()
 
     def make(path: Path) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from shoal.ops import triton as fused
+from shoal.kernels import triton as fused
 
 DEVICE = "cpu" if fused.INTERPRET else "cuda"
 EXACT, TF32 = 2e-5, 2e-2  # of the largest number: rounding of float32 over a thousand samples; ten bits of mantissa

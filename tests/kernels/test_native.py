@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from shoal.algos.optimiser import Optimiser
+from shoal.kernels import compiler, native
 from shoal.nets.layers import MLP, NetConfig
-from shoal.ops import compiler, distributions, losses, native, returns
+from shoal.ops import distributions, losses, returns
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -404,7 +406,7 @@ def test_updates_are_those_of_plain_operations(algo: str, env: str, reward: str,
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    caches = compiler.compiler, compiler.native, native._library
+    caches = compiler.compiler, compiler.processor, native._library
     for f in caches:
         f.cache_clear()
     why = native.why_not()
@@ -418,9 +420,13 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         f.cache_clear()
 
 
+def test_a_tile_has_as_many_rows_in_python_as_in_c() -> None:
+    assert re.findall(r"#define ROWS (\d+)", native.SOURCE.read_text()) == [str(native.ROWS)]
+
+
 def test_the_processor_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    flags, processor = compiler.native()
+    flags, processor = compiler.processor()
     assert not processor or "__" in processor
     for other in ("", "#define __ANOTHER__ 1"):
         compiler.library("int f(void) { return 1; }", ("-shared", "-fPIC", *flags), processor + other)

@@ -15,13 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.envs import fuse as compiler
 from shoal.envs.base import Move, State, World
-from shoal.envs.fuse import Program
 from shoal.envs.mpe.simple_spread import SimpleSpread
 from shoal.envs.mpe.simple_tag import SimpleTag
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.ids import catalog
+from shoal.kernels import emit
+from shoal.kernels import world as fused_world
+from shoal.kernels.compiler import compiler
+from shoal.kernels.world import FLAGS, Program, compile_c
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Result, tree_leaves, tree_map
 
 pytestmark = pytest.mark.compiler
@@ -288,16 +290,16 @@ def test_operations(name: str) -> None:
     [
         (lambda self, x, a: torch.fft.fft(x).real, "the operation _fft_r2c is not known to the compiler"),
         (lambda self, x, a: x**2.5, "the operation pow, to the power of 2.5, is not known"),
-        (lambda self, x, a: x if x.sum() > 0 else -x, "its rows look at each other"),
+        (lambda self, x, a: x if x.sum() > 0 else -x, "its rows depend on each other"),
         (lambda self, x, a: x if bool(self.table[0] > 0) else -x, "the operation _local_scalar_dense is not known"),
-        (lambda self, x, a: x - x.mean(0), "its rows look at each other: an operation goes along them"),
-        (lambda self, x, a: x.sort(0).values, "its rows look at each other: an operation goes along them"),
-        (lambda self, x, a: x + x[:1], "its rows look at each other: an operation goes along them"),
-        (lambda self, x, a: (x[:, None, 0] - x[None, :, 0]).amax(1)[:, None].expand(-1, 2), "its rows look at each other"),
-        (lambda self, x, a: x + torch.arange(self.rows)[:, None], "a constant is not alike for all of them"),
-        (lambda self, x, a: x.t().reshape(self.rows, 2), "its rows look at each other, or the kernel is wrong"),
+        (lambda self, x, a: x - x.mean(0), "its rows depend on each other: an operation goes along them"),
+        (lambda self, x, a: x.sort(0).values, "its rows depend on each other: an operation goes along them"),
+        (lambda self, x, a: x + x[:1], "its rows depend on each other: an operation goes along them"),
+        (lambda self, x, a: (x[:, None, 0] - x[None, :, 0]).amax(1)[:, None].expand(-1, 2), "its rows depend on each other"),
+        (lambda self, x, a: x + torch.arange(self.rows)[:, None], "a constant is not the same for all of them"),
+        (lambda self, x, a: x.t().reshape(self.rows, 2), "its rows depend on each other, or the kernel is wrong"),
         (lambda self, x, a: x + self.table.add_(1), "it writes to a tensor of its own"),
-        (lambda self, x, a: x[0].expand(self.rows, 2), "its rows look at each other"),
+        (lambda self, x, a: x[0].expand(self.rows, 2), "its rows depend on each other"),
         (lambda self, x, a: sum((x.sin() * k for k in range(7000)), x), "too large for one kernel"),
     ],
 )
@@ -314,23 +316,23 @@ def test_what_cannot_be_fused_says_why(rule: Any, why: str) -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    compiler.compiler.cache_clear()
+    compiler.cache_clear()
     world = Toy(rows=4)
     assert world.fuse() == "Toy cannot be fused: there is no C compiler: install cc, gcc or clang, or name one in $CC."
     assert world._do == world._transition
-    compiler.compiler.cache_clear()
+    compiler.cache_clear()
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiler, "FLAGS", ("-no-such-flag",))
+    monkeypatch.setattr(fused_world, "FLAGS", ("-no-such-flag",))
     assert "failed: " in str(Toy(rows=4).fuse())
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compiler.SCALARS, "add", ("{0} - {1}", "", None))
-    assert "it does not give what the step gives" in str(Toy(rows=4).fuse())
+    monkeypatch.setitem(emit.C, "add", "{0} - {1}")
+    assert "its result is not that of the step" in str(Toy(rows=4).fuse())
 
 
 def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -342,7 +344,7 @@ def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("compiled again")
 
-    compiler.compiler()
+    compiler()
     monkeypatch.setattr(subprocess, "run", never)
     assert Toy(rows=9).fuse() is None  # of any number of rows
     assert sorted((tmp_path / "shoal" / "kernels").iterdir()) == files
@@ -423,14 +425,10 @@ def test_the_text_for_cuda_run_a_thread_at_a_time(tmp_path: Path) -> None:
             source = tmp_path / f"{name}_{phase}.cpp"
             source.write_text(STAND_IN.format(text=text, pointers=pointers, names=names))
             made = source.with_suffix(".so")
-            subprocess.run(
-                ["g++", str(source), "-o", str(made), "-Wl,-Bsymbolic", *compiler.FLAGS], check=True
-            )  # libc has a `step`
+            subprocess.run(["g++", str(source), "-o", str(made), "-Wl,-Bsymbolic", *FLAGS], check=True)  # libc has a `step`
             kernel = ctypes.CDLL(str(made)).run
             kernel.restype, kernel.argtypes = None, [ctypes.c_int] + [ctypes.c_void_p] * len(names.split(","))
-            got, wanted = (
-                program.bind(k, program.clone)(*program.example) for k in (kernel, compiler.compile_c(program.write("cpu")))
-            )
+            got, wanted = (program.bind(k, program.clone)(*program.example) for k in (kernel, compile_c(program.write("cpu"))))
             for x, y in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
                 assert torch.equal(x, y)
 

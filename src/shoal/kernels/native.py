@@ -1,4 +1,5 @@
-"""Fused kernels for the CPU, in C: what PyTorch does in many small operations, done in one. The twin of `ops/triton.py`.
+"""Fused kernels for the CPU: what PyTorch does in many small operations, done in one call of C. `native.c` has the code, this
+file calls it. `kernels/triton.py` has the same for CUDA.
 
     mlp                    a whole perceptron, one call each way: nets/layers.MLP
     choose                 a draw from a softmax and its log-probability: ops/distributions.Choice
@@ -7,8 +8,8 @@
     ppo, value_loss        sums to descend, their gradients and what is logged of them: ops/losses.ppo and value
     adamw                  a step, clipped, and not taken where it would break something: algos/base.Optimiser
 
-`why_not()` says why they cannot be used here. The text is compiled once, for the processor at hand, and kept
-(`ops/compiler.py`): it takes any widths. Large batches are taken in pieces, by as many threads as `share` was told.
+`why_not()` says why they cannot be used here. `native.c` is compiled once, for the processor at hand, and kept
+(`kernels/compiler.py`); it takes any widths. Large batches are taken in pieces, by as many threads as `share` was given.
 
 How `mlp` works. Every product is C[r, 0..n] = init + sum_k A(r, k) B[k, 0..n] in registers, ROWS rows by up to four
 vectors; A is read number by number, at any strides, B by vectors. Weights are copied once a call, in the direction
@@ -32,57 +33,62 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shoal.ops.compiler import CannotFuse, library, native
-from shoal.ops.native_c import FLAGS, ROWS, text
+from shoal.kernels.compiler import CannotFuse, library, processor
 
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC", "-lm")
+ROWS = 4  # of a product's tile, as in native.c
 WIDEST = {"in": 512, "hidden": 256, "out": 64, "ids": 64}  # the widest layers, and the most agents with ids, that `mlp` takes
 PIECE, MOST_PIECES = 2048, 64  # samples from which on a batch is shared out, and into how many pieces at most
 BLOCK = 64  # samples that go through the layers together: the largest multiple of ROWS and of the agents below it
 
 
-class _Ear(threading.local):
-    hear: Callable[[Callable[[], Any]], None] | None = None
+class _Recorder(threading.local):
+    record: Callable[[Callable[[], Any]], None] | None = None  # none: nothing is being recorded in this thread
 
 
-_ear = _Ear()
+_recorder = _Recorder()
 
 
 @contextmanager
-def listening(hear: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
-    """Meanwhile `hear` is told of every call of a kernel: call what it is given, and the same is done to the same memory."""
-    _ear.hear = hear
+def recording(record: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
+    """Inside, `record` is given every call of a kernel, as a function that makes the same call on the same memory."""
+    _recorder.record = record
     try:
         yield
     finally:
-        _ear.hear = None
+        _recorder.record = None
 
 
-class _Heard:
+class _RecordedKernels:
+    """The kernels, each of which is run and recorded."""
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         kernel = getattr(_library(), name)
 
         def call(*given: Any) -> None:
             kernel(*given)
-            assert _ear.hear is not None
-            _ear.hear(functools.partial(kernel, *given))
+            assert _recorder.record is not None
+            _recorder.record(functools.partial(kernel, *given))
 
         return call
 
 
 def _kernels() -> Any:
-    return _library() if _ear.hear is None else _Heard()
+    return _library() if _recorder.record is None else _RecordedKernels()
 
 
 @functools.cache
 def _library() -> Any:
-    flags, processor = native()
-    made = library(text(), (*FLAGS, *flags), processor)
+    flags, meaning = processor()
+    made = library(SOURCE.read_text(), (*FLAGS, *flags), meaning)
     pointer, wide, real = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_double
     for name, arguments in {
         "mlp_forward": [pointer, wide, *[pointer] * 5],
@@ -109,7 +115,7 @@ def why_not() -> str | None:
 
 
 def _want(dtype: torch.dtype, *tensors: Tensor | None) -> None:
-    """C takes a pointer at its word."""
+    """Check dtypes here: C takes any pointer for one of its own type."""
     for x in tensors:
         assert x is None or x.dtype == dtype, f"a kernel that takes {dtype} was given {x.dtype}"
 
@@ -155,10 +161,10 @@ def _forward(x: Tensor, activation: str, params: tuple[Tensor | None, ...], keep
     def piece(part: tuple[Tensor, Tensor]) -> tuple[_Plan, Any, Tensor]:
         x, y = part
         plan = _planned(x.shape, shapes, ids, activation)
-        room = x.new_empty(plan.forward + (plan.hidden if keep else plan.block))
-        at = room.data_ptr()
+        scratch = x.new_empty(plan.forward + (plan.hidden if keep else plan.block))
+        at = scratch.data_ptr()
         _kernels().mlp_forward(plan.shape, keep, x.data_ptr(), pointers, at + 4 * plan.forward, y.data_ptr(), at)
-        return plan, pointers, room
+        return plan, pointers, scratch
 
     return y, _each(piece, list(zip(_pieces(x), _pieces(y), strict=True)))
 
@@ -177,14 +183,14 @@ class _MLP(torch.autograd.Function):
         x, *params = ctx.saved_tensors
         sizes = [0 if p is None else p.numel() for p in params]
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        learns = any(ctx.needs_input_grad[2:])  # else its weights stand still, and nobody asks for their gradients
+        learns = any(ctx.needs_input_grad[2:])  # else the weights are frozen, and need no gradients
         flats = x.new_empty(len(ctx.made), sum(sizes) if learns else 0)
 
         def piece(part: tuple[Any, ...]) -> None:
             (plan, pointers, hidden), x, grad, grad_x, flat = part
-            room, kept = x.new_empty(plan.backward), hidden.data_ptr() + 4 * plan.forward
+            scratch, kept = x.new_empty(plan.backward), hidden.data_ptr() + 4 * plan.forward
             to = None if grad_x is None else grad_x.data_ptr()
-            given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr() if learns else None, room.data_ptr()
+            given = x.data_ptr(), pointers, kept, grad.data_ptr(), to, flat.data_ptr() if learns else None, scratch.data_ptr()
             _kernels().mlp_backward(plan.shape, *given)
 
         nothing = [None] * len(ctx.made)
@@ -217,31 +223,32 @@ def _pieces(x: Tensor) -> Sequence[Tensor]:
 
 def _each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     pool = _pool
-    if _ear.hear is not None and len(parts) > 1:
-        return _heard(work, parts)
+    if _recorder.record is not None and len(parts) > 1:
+        return _each_recorded(work, parts)
     return [work(p) for p in parts] if pool is None or len(parts) == 1 else list(pool.map(work, parts))
 
 
-def _heard(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-    """One after another, and heard of as what can be done at once."""
-    hear, made = _ear.hear, []
+def _each_recorded(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """Run the parts one after another; record them as parts that threads can share."""
+    record, made = _recorder.record, []
     groups: list[list[Callable[[], Any]]] = [[] for _ in parts]
     for part, group in zip(parts, groups, strict=True):
-        _ear.hear = group.append
+        _recorder.record = group.append
         made.append(work(part))
-    _ear.hear = hear
-    assert hear is not None
-    hear(functools.partial(_each, _call, groups))
+    _recorder.record = record
+    assert record is not None
+    record(functools.partial(_each, _call, groups))
     return made
 
 
 def _call(group: list[Callable[[], Any]]) -> None:
+    """Call the kernels of one part."""
     for kernel in group:
         kernel()
 
 
 def _forked() -> None:
-    """A child has none of its parent's threads."""
+    """Forget the pool in a child process: it has none of its parent's threads."""
     global _pool
     _pool = None
 
@@ -251,7 +258,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Plan(NamedTuple):
-    """C's struct shape; and how many numbers there are room for."""
+    """The struct `shape` of native.c; and how many numbers to allocate for each part."""
 
     shape: Any
     output: tuple[int, ...]  # its shape

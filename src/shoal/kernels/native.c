@@ -1,14 +1,8 @@
-"""The text of `ops/native.py`'s kernels. GCC's vector extensions and no intrinsics: it is right on any processor, and fast
-where vectors are as wide as the hardware's."""
-
-from __future__ import annotations
-
-ROWS = 4  # of a product's tile
-FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC", "-lm")
-
-HEAD = """
+/* The kernels of kernels/native.py, which says what they are for and how they work. They use GCC's vector extensions and no
+   intrinsics: the code is right on any processor, and fast where its vectors are as wide as the hardware's. */
 #include <math.h>
 #include <string.h>
+/* W: numbers in a vector; MOST: vectors in a tile */
 #if defined(__AVX512F__)
 #define W 16
 #define MOST 4
@@ -110,11 +104,42 @@ static inline float sum_of(v x) {
     return s;
 }
 
-#define TILE wide depth, const float *a, wide ar, wide ak, const float *b, wide ldb, \\
+#define TILE wide depth, const float *a, wide ar, wide ak, const float *b, wide ldb, \
              const float *init, wide ldi, float *c, wide ldc
-"""
 
-TAIL = """
+/* The tile of a product: some rows by n vectors. Every sum is a variable of its own, so that none leaves the registers. */
+#define VECTORS_1(DO, r) DO(r, 0)
+#define VECTORS_2(DO, r) VECTORS_1(DO, r) DO(r, 1)
+#define VECTORS_3(DO, r) VECTORS_2(DO, r) DO(r, 2)
+#define VECTORS_4(DO, r) VECTORS_3(DO, r) DO(r, 3)
+#define ROWS_1(VECTORS, DO) VECTORS(DO, 0)
+#define ROWS_4(VECTORS, DO) VECTORS(DO, 0) VECTORS(DO, 1) VECTORS(DO, 2) VECTORS(DO, 3)
+#define START(r, j) v c##r##j = AT(init + r * ldi + j * W);
+#define READ(r, j) v b##j = AT(b + j * W);
+#define KEEP(r, j) HOLD(b##j);
+#define ADD(r, j) c##r##j += a[r * ar] * b##j;
+#define WRITE(r, j) AT(c + r * ldc + j * W) = c##r##j;
+#define DEFINE_TILE(rows, n) \
+    static void tile_##rows##_##n(TILE) { \
+        ROWS_##rows(VECTORS_##n, START) \
+        for (wide k = 0; k < depth; k++, a += ak, b += ldb) { \
+            VECTORS_##n(READ, 0) \
+            VECTORS_##n(KEEP, 0) \
+            ROWS_##rows(VECTORS_##n, ADD) \
+        } \
+        ROWS_##rows(VECTORS_##n, WRITE) \
+    }
+DEFINE_TILE(1, 1)
+DEFINE_TILE(1, 2)
+DEFINE_TILE(1, 3)
+DEFINE_TILE(1, 4)
+DEFINE_TILE(4, 1)
+DEFINE_TILE(4, 2)
+DEFINE_TILE(4, 3)
+DEFINE_TILE(4, 4)
+#define ROWS 4 /* of the larger tiles; kernels/native.py has the same number */
+static void (*const TILES[2][5])(TILE) = {{0, tile_1_1, tile_1_2, tile_1_3, tile_1_4}, {0, tile_4_1, tile_4_2, tile_4_3, tile_4_4}};
+
 /* c[rows, cols] = init[rows, cols] + a[rows, depth] b[depth, cols]; cols is a multiple of 16 */
 static void product(wide rows, wide cols, TILE) {
     for (wide j = 0; j < cols; j += W * MOST) {
@@ -147,10 +172,10 @@ static void activate(float *h, wide count, wide tanh) {
 }
 
 void mlp_forward(const struct shape *z, wide keep, const float *x, const float *const *p, float *hidden, float *y,
-                 float *room) {
+                 float *scratch) {
     const wide *w = z->widths, last = z->layers - 1, held = keep ? z->count : z->block;
     for (wide set = 0; set < z->sets; set++) {
-        float *weight[4], *bias[4], *at = room;
+        float *weight[4], *bias[4], *at = scratch;
         for (wide k = 0; k <= last; k++) {
             wide in = w[k], out = w[k + 1], pad = PAD(out), rows = k == 0 && z->ids ? z->block : 1;
             weight[k] = at, bias[k] = at += in * pad, at += rows * pad;
@@ -191,10 +216,10 @@ static void slope(float *g, const float *h, wide rows, wide pad, wide tanh, wide
 }
 
 void mlp_backward(const struct shape *z, const float *x, const float *const *p, const float *hidden, const float *gy,
-                  float *gx, float *grads, float *room) {
+                  float *gx, float *grads, float *scratch) {
     const wide *w = z->widths, last = z->layers - 1, out = w[last + 1];
     for (wide set = 0; set < z->sets; set++) {
-        float *weight[4], *sum[4], *bias[4], *at = room, *zero, *g0, *g1;
+        float *weight[4], *sum[4], *bias[4], *at = scratch, *zero, *g0, *g1;
         wide widest = 0;
         for (wide k = 0; k <= last; k++) { /* weights [out, in]; sums of their gradients [in, out], the last [out, in] */
             wide in = w[k], wo = w[k + 1];
@@ -377,26 +402,3 @@ void adamw(wide count, double clip, double decay, const float *rate, const char 
         weight[i] = less * weight[i] - rise * m / (__builtin_sqrtf(q) * root + 1e-5f);
     }
 }
-"""
-
-
-def _tile(rows: int, n: int) -> str:
-    """The product's tile of some rows by n vectors, every sum a variable of its own: none leaves the registers."""
-    cells = [(r, j) for r in range(rows) for j in range(n)]
-    return f"""
-static void tile_{rows}_{n}(TILE) {{
-    v {", ".join(f"c{r}{j} = AT(init + {r} * ldi + {j} * W)" for r, j in cells)};
-    for (wide k = 0; k < depth; k++, a += ak, b += ldb) {{
-        v {", ".join(f"b{j} = AT(b + {j} * W)" for j in range(n))};
-        {" ".join(f"HOLD(b{j});" for j in range(n))}
-        {" ".join(f"c{r}{j} += a[{r} * ar] * b{j};" for r, j in cells)}
-    }}
-    {" ".join(f"AT(c + {r} * ldc + {j} * W) = c{r}{j};" for r, j in cells)}
-}}"""
-
-
-def text() -> str:
-    tiles = "".join(_tile(rows, n) for rows in (1, ROWS) for n in range(1, 5))
-    table = ", ".join(f"{{0, {', '.join(f'tile_{rows}_{n}' for n in range(1, 5))}}}" for rows in (1, ROWS))
-    """All of it."""
-    return f"{HEAD}{tiles}\n#define ROWS {ROWS}\nstatic void (*const TILES[2][5])(TILE) = {{{table}}};\n{TAIL}"
