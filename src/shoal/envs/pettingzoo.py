@@ -6,10 +6,9 @@ The id is a module of the package, `family.name_vN`. Its `parallel_env` is taken
 agents move in turn (`turns` says otherwise). Settings of the environment's own are `args`. Pictures can be made `grey`, smaller
 (`resize`) and several of them be seen at once (`stack`).
 
-**Groups.** Agents with equal spaces and one name stem (`adversary_0` -> `adversary`) are a group; the only group is called
-`agents`; one stem with unequal spaces is groups that are numbered. `groups` says it by hand: `a=walker_0+walker_1,b=walker_2`.
-A group is a team of its own: PettingZoo does not say who plays together. `teams` does: `red=a+b,blue=c`, or `all`. Nor does it
-say that agents are paid alike; `common` is your promise that those of a team are, and it is an error if they are not.
+**Groups and teams** are made of names and spaces, or of `groups` and `teams` (`grouping.py`): PettingZoo does not say who plays
+together. Nor does it say that agents are paid alike; `common` is your promise that those of a team are, and it is an error if
+they are not.
 
 **Lives.** Nor does it say whether agents leave before the episode's end, so that all groups are `mortal` where there is
 more than one agent; `mortal` false is a promise that they stay, and it is an error if they do not. An agent is paid for the
@@ -44,9 +43,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from shoal.envs.conversions import MASK, conversion
+from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pixels import PixelConfig, Pixels, observer, picture_of
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, Observer, allow, kind_of, lists, settings
+from shoal.envs.spaces import Moves, Observer, allow, kind_of, settings
 from shoal.envs.vector import Host, HostConfig
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
@@ -102,25 +102,25 @@ class Table(Row):
         masked = {a: kind_of(s) == "Dict" and MASK in s.spaces for a, s in spaces.items()}
         observers = {a: observer(s, pixels or PixelConfig(), MASK if masked[a] else None) for a, s in spaces.items()}
         moves = {a: Moves(env.action_space(a)) for a in self.agents}
-        alike = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
-        cast = cast_of(groups, self.agents, alike)
-        sides = sides_of(teams, list(cast))
+        both = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
+        members_of = group_agents(groups, self.agents, both)
+        team_of = team_of_groups(teams, list(members_of))
         self.mortal = self.turns or (len(self.agents) > 1 if mortal is None else mortal)
         self.seats: dict[Any, Seat] = {}
         where: dict[Any, Any] = {}  # the masks of those who have some
         made = []
-        for name, members in cast.items():
+        for name, members in members_of.items():
             first = members[0]
             space = moves[first].space
             hides = space.kind != "continuous" and any(masked[a] or MASK in _of(infos, a) for a in members)
             names = tuple(map(str, members))
             shape = observers[first].shape
-            made.append(Group(name, sides[name], names, shape, space, mortal=self.mortal, masked=hides))
+            made.append(Group(name, team_of[name], names, shape, space, mortal=self.mortal, masked=hides))
             for i, a in enumerate(members):
                 self.seats[a] = Seat(name, i, observers[a], moves[a], masked[a])
                 where[a] = "observation" if masked[a] else "info" if hides else None
         self.conversions = {str(a): conversion(spaces[a], env.action_space(a), where[a], pixels) for a in self.agents}
-        self.teams = [[a for a in self.agents if sides[self.seats[a].group] == t] for t in dict.fromkeys(sides.values())]
+        self.teams = [[a for a in self.agents if team_of[self.seats[a].group] == t] for t in dict.fromkeys(team_of.values())]
         self.promised, alone = common, all(len(team) == 1 for team in self.teams)
         width, horizon = self._width() if state else None, self._horizon()
         self.spec = EnvSpec(tuple(made), width, common=common or alone, turns=self.turns, horizon=horizon)
@@ -314,66 +314,6 @@ def table_of(env: Any, config: Any) -> Table:
 
 def _of(infos: Any, agent: Any) -> Mapping[str, Any]:
     return (infos or {}).get(agent) or {}
-
-
-# --- who is with whom ------------------------------------------------------------------------------------------------
-
-
-def cast_of(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    """Group -> its agents: as the user says, else by name stem; `alike` is equal for agents whose spaces are."""
-    return _chosen(text, agents, alike) if text else _by_stem(agents, alike)
-
-
-def stem(name: str) -> str:
-    """adversary_0 -> adversary"""
-    return re.sub(r"[_-]?\d+$", "", name) or name
-
-
-def _by_stem(agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    found: dict[str, dict[Any, list[Any]]] = {}
-    for a in agents:
-        found.setdefault(stem(str(a)), {}).setdefault(alike[a], []).append(a)
-    if sum(map(len, found.values())) == 1:
-        return {"agents": agents}
-    named = [
-        (name if len(kinds) == 1 else f"{name}_{k}", members)
-        for name, kinds in found.items()
-        for k, members in enumerate(kinds.values())
-    ]
-    if len(dict(named)) < len(named):
-        raise UserError(f"the agents {', '.join(map(str, agents))} do not fall into groups by their names: say --env.groups.")
-    return dict(named)
-
-
-def _chosen(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    named = {str(a): a for a in agents}
-    chosen, seen = lists(text, "--env.groups"), set()
-    for group, words in chosen.items():
-        for word in words:
-            if word not in named:
-                raise UserError(f"--env.groups has {word!r}{near(word, named)}: the agents are {', '.join(named)}.")
-            if word in seen:
-                raise UserError(f"--env.groups has {word!r} twice.")
-            if alike[named[word]] != alike[named[words[0]]]:
-                raise UserError(f"--env.groups has {words[0]!r} and {word!r} in {group!r}, whose spaces are not equal.")
-            seen.add(word)
-    missing = [name for name in named if name not in seen]
-    if missing:
-        raise UserError(f"--env.groups leaves out {', '.join(missing)}: every agent is in one group.")
-    return {group: [named[w] for w in words] for group, words in chosen.items()}
-
-
-def sides_of(text: str, groups: list[str]) -> dict[str, str]:
-    """Group -> team."""
-    if text.strip() == "all":
-        return dict.fromkeys(groups, "team" if len(groups) > 1 else groups[0])
-    sides = {g: g for g in groups}
-    for team, words in lists(text, "--env.teams").items():
-        for word in words:
-            if word not in groups:
-                raise UserError(f"--env.teams has {word!r}{near(word, groups)}: the groups are {', '.join(groups)}.")
-            sides[word] = team
-    return sides
 
 
 # --- the adapter -----------------------------------------------------------------------------------------------------
