@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from shoal.envs.base import Environment, refuse_more_than_fits
+from shoal.envs.base import Environment
+from shoal.envs.limits import refuse_more_than_fits
 from shoal.flags import build
 from shoal.ids import id_of
 from shoal.log.console import Board

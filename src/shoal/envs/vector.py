@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Environment, Sketch
+from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion
+from shoal.envs.drawing import Sketch
 from shoal.envs.rows import Arrays, Maker, Row, Steps, in_words, parts
 from shoal.envs.workers import Serial, WorkerPool, broken
 from shoal.ids import USER_MODULE, own_files

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Environment, Line, Sketch
+from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion, Description, describe
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pettingzoo import imported, made
 from shoal.envs.spaces import Moves, kind_of, settings
