@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, Table, claims, made, modules, row_of
+from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, ZooRow, claims, made, modules, row_of
 from shoal.envs.rows import Slots, arrays
 from shoal.ids import find
 from shoal.spec import Box, Discrete, UserError, tree_leaves
@@ -76,7 +76,7 @@ class Play(pettingzoo.ParallelEnv):
 class Driver:
     """A row with arrays of its own, as a `RowRunner` steps it."""
 
-    def __init__(self, row: Table):
+    def __init__(self, row: ZooRow):
         self.row, self.whole = row, arrays(row, 1)
         self.now, self.new = (Slots(row.spec, self.whole, 0, frame) for frame in ("now", "new"))
         for x in tree_leaves([list(self.now.obs.values()), list(self.new.obs.values())]):
@@ -297,7 +297,7 @@ class Mixed(Play):
         return spaces.Discrete(self.sizes[agent])
 
 
-def groups_of(row: Table) -> list[tuple[str, str, tuple[str, ...]]]:
+def groups_of(row: ZooRow) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(g.name, g.team, g.agents) for g in row.spec.groups]
 
 
