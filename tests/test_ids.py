@@ -12,6 +12,7 @@ import pytest
 from shoal import ids
 from shoal.ids import catalog, find, near
 from shoal.spec import UserError
+from shoal.tools.contract import check_contract
 
 ENV = '''"""A world of my own.
 
@@ -61,6 +62,68 @@ def test_every_entry_loads_what_it_says(kind: str) -> None:
         assert issubclass(cls, Environment if kind == "envs" else Algorithm), entry.id
         assert cls.__name__ == entry.cls
         assert not getattr(cls, "__abstractmethods__", None), entry.id
+
+
+def test_native_worlds_are_known_without_being_loaded() -> None:
+    from shoal.envs.base import World
+
+    for entry in catalog("envs").values():
+        native = issubclass(entry.load(), World)
+        assert entry.native == native, entry.id
+        assert (entry.family == "adapter") == (not native), entry.id
+
+
+TINY = '''"""Each agent is paid its action."""
+from {module} import {name}
+from shoal.envs.base import Move
+from shoal.spec import Discrete, EnvSpec, Frame, Group, Result
+
+
+class Tiny({base}):
+    noise_begin = 1
+
+    def setup(self):
+        self.spec = EnvSpec((Group("agents", "agents", ("a",), (1,), Discrete(2)),), horizon=3)
+
+    def begin(self, noise):
+        return {{"x": noise}}
+
+    def advance(self, state, actions, noise):
+        return Move({{"x": state["x"]}}, {{"agents": Result(actions["agents"].to(self.dtype), self.never(1))}})
+
+    def observe(self, state):
+        return Frame({{"agents": self.view(state["x"][..., None], state["clock"])}})
+'''
+
+
+@pytest.mark.parametrize(
+    ("place", "family", "words"),
+    [
+        ("tiny.py", "native", {"module": "shoal.envs.base", "name": "World", "base": "World"}),  # beside the adapters
+        ("tiny.py", "native", {"module": "shoal.envs", "name": "base as b", "base": "b.World"}),
+        ("tiny.py", "native", {"module": ".base", "name": "World", "base": "World"}),
+        ("board/tiny.py", "board", {"module": "shoal.envs.base", "name": "World", "base": "World"}),
+    ],
+)
+def test_a_native_world_is_found_wherever_its_file_lies(
+    place: str, family: str, words: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the tests over all native worlds run over it."""
+    from worlds import native_worlds
+
+    import shoal.envs
+
+    path = tmp_path / "envs" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(TINY.format(**words))
+    for name in [m for m in sys.modules if m.startswith(("shoal.envs.tiny", "shoal.envs.board"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(shoal.envs, "__path__", [*shoal.envs.__path__, str(tmp_path / "envs")])
+    rooted(monkeypatch, tmp_path)
+    assert native_worlds() == ["tiny"]
+    entry = find("envs", "tiny")
+    assert (entry.family, entry.native, entry.summary) == (family, True, "Each agent is paid its action.")
+    check_contract(entry.load()(rows=2))
 
 
 def test_further_names_are_settings() -> None:

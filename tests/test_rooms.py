@@ -34,6 +34,7 @@ HOMES = {  # library -> the files, or the folder, where it may be imported
     **dict.fromkeys(("matplotlib", "imageio", "imageio_ffmpeg"), ("tools/",)),
     "PIL": ("tools/", "envs/pixels.py"),
     **{name: ("tools/bench.py", f"envs/{name}.py") for name in FOREIGN_WORLDS},
+    "pettingzoo": ("tools/bench.py", "tools/rawcheck.py", "envs/pettingzoo.py"),
     "gymnasium": ("tools/", "envs/gymnasium.py", "envs/football.py", "envs/pettingzoo.py"),
     "gymnasium_robotics": ("envs/mamujoco.py",),
     "gfootball": ("envs/football.py",),

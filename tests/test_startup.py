@@ -41,6 +41,13 @@ def test_import_loads_nothing_but_itself():
     assert [m for m in ("torch", "numpy", "inspect", *HEAVY) if m in modules] == []
 
 
+def test_the_api_loads_no_tool():
+    (line,) = loaded("import json, sys; import shoal.api; print(json.dumps(sorted(sys.modules)))")
+    modules = json.loads(line)
+    assert "shoal.api" in modules
+    assert [m for m in modules if m.startswith("shoal.tools")] == []
+
+
 @pytest.mark.parametrize("word", ["--help", "--version"])
 def test_help_loads_no_torch(word):
     *_, line = loaded(f"import json, sys; from shoal.cli import main; main([{word!r}]); print(json.dumps(sorted(sys.modules)))")
@@ -56,6 +63,6 @@ def test_the_first_update_waits_for_nothing_heavy(tmp_path):
     step, modules = json.loads(seen)
     assert step == 400
     assert "torch" in modules
-    assert [m for m in HEAVY if m in modules] == []
+    assert [m for m in (*HEAVY, "shoal.tools") if m in modules] == []  # `shoal train` loads no tool
     assert list((tmp_path / "r" / "tb").glob("events.out.tfevents.*"))
     assert (tmp_path / "r" / "checkpoints" / "last.pt").exists()

@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.envs.base import Environment, refuse_more_than_fits
+from shoal.envs.base import Environment
+from shoal.envs.limits import refuse_more_than_fits
 from shoal.flags import build
 from shoal.ids import id_of, slug
 from shoal.log.console import Board
 from shoal.policy import Policy
 from shoal.spec import NotFiniteError, UserError
-from shoal.tools.check import CheckOptions, Report
-from shoal.tools.check import check as look_over
 from shoal.training import several
 from shoal.training.evaluate import MOST_EPISODES, Episodes, rows_for
 from shoal.training.evaluate import evaluate as play_episodes
@@ -35,6 +34,9 @@ from shoal.training.start import begin
 from shoal.training.start import resume as resume_loop
 from shoal.training.trust import sign
 
+if TYPE_CHECKING:
+    from shoal.tools.check import Report
+
 
 def make(env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
     """An environment by id, path or class, or by a function that makes one, with its own settings as keywords."""
@@ -45,9 +47,10 @@ def make(env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torc
 
 def check(env: Any, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
     """Look an environment over, by id, path or class, with its own settings as keywords: what it is and what is wrong."""
-    return look_over(
-        id_of("envs", env), build(CheckOptions, {"steps": steps, "rows": rows, "timeout": timeout}, "check"), config
-    )
+    from shoal.tools import check as tool
+
+    options = build(tool.CheckOptions, {"steps": steps, "rows": rows, "timeout": timeout}, "check")
+    return tool.check(id_of("envs", env), options, config)
 
 
 def train(

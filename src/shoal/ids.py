@@ -32,6 +32,7 @@ USER_MODULE = "shoal_user_"  # what the names of users' own files begin with, as
 ROOT = Path(__file__).parent
 LOADING: set[str] = set()  # modules of users' own files that are being loaded now
 FROZEN: dict[str, bytes] = {}  # users' files as they were when a run began, in processes that are started later
+WORLD = "shoal.envs.base.World"  # what native environments derive from
 KINDS = {"algos": "algorithm", "envs": "environment"}
 # what derives from these is not what a file is for
 NOT_ONE = {"ABC", "Protocol", "Hook", "Module", "Function", "Exception", "UserError", "NamedTuple", "TorchDispatchMode"}
@@ -46,12 +47,13 @@ class Entry:
     path: Path
     module: str
     cls: str
-    family: str  # the folder it lives in: mpe, probe; adapter: of another library's
+    family: str  # the folder it lives in: mpe, probe; native: a world beside the adapters; adapter: of another library's worlds
     summary: str  # the first line of the module's docstring
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     rest: str = ""  # of an adapter: what the rest of its ids is
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
     note: str = ""  # a sentence for whoever asked
+    native: bool = False  # an environment of the package that derives from `World`
 
     @property
     def form(self) -> str:
@@ -72,12 +74,49 @@ class Entry:
 def catalog(kind: str) -> dict[str, Entry]:
     """Every algorithm ("algos") or environment ("envs") of the package, by id."""
     found: dict[str, Entry] = {}
+    bases: dict[str, list[str]] = {}
     for path in sorted((ROOT / kind).rglob("*.py")):
-        for entry in _entries(kind, path, ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts))):
+        tree, module = _parsed(path), ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts))
+        bases.update(_bases(tree, module))
+        for entry in _entries(kind, path, module, tree):
             if entry.id in found:
                 raise UserError(f"two files claim the id {entry.id!r}: {found[entry.id].path} and {path}.")
             found[entry.id] = entry
-    return found
+    return {id: _placed(entry, bases) for id, entry in found.items()} if kind == "envs" else found
+
+
+def _placed(entry: Entry, bases: dict[str, list[str]]) -> Entry:
+    """An environment with its family: a native world's is its folder, and all the others are adapters."""
+    native = _derives(f"{entry.module}.{entry.cls}", WORLD, bases)
+    family = "adapter" if not native else "native" if entry.family == entry.kind else entry.family
+    return replace(entry, family=family, native=native)
+
+
+def _bases(tree: ast.Module, module: str) -> dict[str, list[str]]:
+    """The classes of a file and what they derive from, by their whole names: read, and not imported."""
+    whole: dict[str, str] = {}  # a name in this file -> its whole name
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            place = (
+                [*module.split(".")[: -node.level], *([node.module] if node.module else [])]
+                if node.level
+                else [str(node.module)]
+            )
+            whole.update({a.asname or a.name: ".".join((*place, a.name)) for a in node.names})
+        elif isinstance(node, ast.Import):
+            whole.update({a.asname: a.name for a in node.names if a.asname})
+        elif isinstance(node, ast.ClassDef):
+            whole[node.name] = f"{module}.{node.name}"
+
+    def name(base: ast.expr) -> str:
+        first, dot, rest = ast.unparse(base).partition(".")
+        return f"{whole.get(first, first)}{dot}{rest}"
+
+    return {whole[node.name]: [name(b) for b in node.bases] for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _derives(cls: str, base: str, bases: dict[str, list[str]]) -> bool:
+    return cls == base or any(_derives(b, base, bases) for b in bases.get(cls, ()))
 
 
 def find(kind: str, id: str) -> Entry:
@@ -119,7 +158,7 @@ def _of_file(kind: str, id: str) -> Entry:
     path = Path(os.path.realpath(id))
     if not os.path.isfile(path):  # false, and no error, of names that no system takes
         raise UserError(f"there is no file {id!r}.")
-    entries = _entries(kind, path, _own_name(path))
+    entries = _entries(kind, path, _own_name(path), _parsed(path))
     if kind == "envs" and (name := _foreign(path)):
         return replace(catalog(kind)["own"], id=id, settings={"id": f"{path}:{name}"})
     if not entries:
@@ -261,11 +300,14 @@ def load_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-def _entries(kind: str, path: Path, module: str) -> list[Entry]:
+def _parsed(path: Path) -> ast.Module:
     try:
-        tree = ast.parse(path.read_text())
+        return ast.parse(path.read_text())
     except (SyntaxError, UnicodeDecodeError) as e:
         raise UserError(f"{path} is not Python that can be read: {e}.") from None
+
+
+def _entries(kind: str, path: Path, module: str, tree: ast.Module) -> list[Entry]:
     concrete = [
         node
         for node in tree.body
@@ -278,7 +320,7 @@ def _entries(kind: str, path: Path, module: str) -> list[Entry]:
         return []
     cls = concrete[-1]
     summary = (ast.get_docstring(tree) or "").partition("\n")[0]
-    family = path.parent.name if path.parent.name != kind else "adapter"
+    family = path.parent.name
     declared: dict[str, Any] = {}
     for node in cls.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

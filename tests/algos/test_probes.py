@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from worlds import probes
 
 from shoal.algos.base import fits
 from shoal.api import make
@@ -26,10 +27,9 @@ def learners():
     return list(by_config.values())
 
 
-PROBES = [id for id, e in catalog("envs").items() if e.family == "probe"]
 # settings worth a run of their own, of the world and of the nets, beside each world's defaults
 VARIANTS = [
-    *((p, {}, {}) for p in PROBES),
+    *((p, {}, {}) for p in probes()),
     ("probe_copy", {"actions": "multi"}, {}),
     ("probe_copy", {"actions": "continuous"}, {}),
     ("probe_illegal", {"actions": "multi"}, {}),

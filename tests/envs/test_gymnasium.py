@@ -314,13 +314,13 @@ def test_one_that_knows_nothing_of_drawing():
 )
 def test_how_it_ends(config, rewards, horizon, terminated):
     env, _ = tiny(**config)
-    told = [env.step({"agents": torch.tensor([[0]])}, sown(0)) for _ in rewards]
-    assert [x.results["agents"].reward.item() for x in told] == rewards
-    assert [x.over.item() for x in told] == [False] * (len(rewards) - 1) + [True]
-    assert [x.results["agents"].terminated.item() for x in told] == [False] * (len(rewards) - 1) + [terminated]
+    outcomes = [env.step({"agents": torch.tensor([[0]])}, sown(0)) for _ in rewards]
+    assert [x.results["agents"].reward.item() for x in outcomes] == rewards
+    assert [x.over.item() for x in outcomes] == [False] * (len(rewards) - 1) + [True]
+    assert [x.results["agents"].terminated.item() for x in outcomes] == [False] * (len(rewards) - 1) + [terminated]
     assert env.spec.horizon == horizon
-    assert told[-1].next["agents"].obs[0, 0, 0].item() == {3: 3, 15: 5}.get(rewards[-1], rewards[-1])
-    assert told[-1].frame["agents"].obs.tolist() == [[[0, 0]]]
+    assert outcomes[-1].next["agents"].obs[0, 0, 0].item() == {3: 3, 15: 5}.get(rewards[-1], rewards[-1])
+    assert outcomes[-1].frame["agents"].obs.tolist() == [[[0, 0]]]
 
 
 def test_agents_that_differ_are_groups_of_one_team():
@@ -341,9 +341,9 @@ def test_agents_that_differ_are_groups_of_one_team():
 
 def test_agents_in_tuples_hold_their_actions():
     env, _ = tiny("Pair", args="alike=true", skip=2, horizon=3)
-    told = [env.step({"agents": torch.tensor([[0, 0]])}, sown(0)) for _ in range(env.spec.horizon)]
-    assert [x.results["agents"].reward.tolist() for x in told] == [[[3, -30]], [[3, -30]]]
-    assert [x.over.item() for x in told] == [False, True]
+    outcomes = [env.step({"agents": torch.tensor([[0, 0]])}, sown(0)) for _ in range(env.spec.horizon)]
+    assert [x.results["agents"].reward.tolist() for x in outcomes] == [[[3, -30]], [[3, -30]]]
+    assert [x.over.item() for x in outcomes] == [False, True]
 
 
 def test_stacks_of_agents_in_tuples_begin_anew():
@@ -367,7 +367,7 @@ def test_an_episode_too_long_to_be_played_again_begins_anew(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("id", "config", "said"),
+    ("id", "config", "sentence"),
     [
         (
             "gymnasium/CartPol-v1",
@@ -390,10 +390,10 @@ def test_an_episode_too_long_to_be_played_again_begins_anew(monkeypatch):
         pytest.param("gymnasium/not an id", {}, "gymnasium has no environment"),  # gymnasium.error.Error
     ],
 )
-def test_what_cannot_be_made(id, config, said):
+def test_what_cannot_be_made(id, config, sentence):
     with pytest.raises(UserError) as e:
         shoal.make(id, workers=0, **config)
-    assert str(e.value).startswith(said)
+    assert str(e.value).startswith(sentence)
 
 
 def test_what_is_not_installed(monkeypatch):

@@ -136,9 +136,9 @@ def lengths(id, steps=9, **config):
     env = shoal.make(id, rows=1, workers=0, **config)
     env.reset(torch.zeros(1, 2))
     zeros = {g.name: torch.zeros(1, g.n, dtype=torch.long) for g in env.spec.groups}
-    told = [env.step(zeros, torch.zeros(1, 2)) for _ in range(steps)]
-    return [t + 1 for t, x in enumerate(told) if x.over[0]], [
-        x.results[env.spec.groups[0].name].reward[0, 0].item() for x in told
+    outcomes = [env.step(zeros, torch.zeros(1, 2)) for _ in range(steps)]
+    return [t + 1 for t, x in enumerate(outcomes) if x.over[0]], [
+        x.results[env.spec.groups[0].name].reward[0, 0].item() for x in outcomes
     ]
 
 
@@ -251,7 +251,7 @@ def test_a_worker_that_is_replaced_plays_what_the_others_play(here, fate):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "sentence"),
     [
         (
             GYM,
@@ -290,11 +290,11 @@ def test_a_worker_that_is_replaced_plays_what_the_others_play(here, fate):
         ),
     ],
 )
-def test_what_cannot_be_made(here, text, name, said):
+def test_what_cannot_be_made(here, text, name, sentence):
     write(text)
     with pytest.raises(UserError) as e:
         shoal.make(f"{here}/{name}" if ".py" in name else name, workers=0)
-    assert str(e.value).startswith(said.format(here=here))
+    assert str(e.value).startswith(sentence.format(here=here))
 
 
 def test_settings_that_it_does_not_take(here):
@@ -378,7 +378,7 @@ def test_what_no_import_finds_is_a_sentence(here, mine):
     class Inside(mine[0].Mine):
         pass
 
-    for thing, said in (
+    for thing, sentence in (
         (Inside, "top level of a file"),
         (lambda: mine[0].Mine(), "top level of a file"),
         (mine[0].Mine(), "made already: give its class"),
@@ -386,7 +386,7 @@ def test_what_no_import_finds_is_a_sentence(here, mine):
         (None, "give its class, a function"),
     ):
         for call in (lambda x: shoal.train("ppo", x), shoal.make, shoal.check):
-            with pytest.raises(UserError, match=said) as e:
+            with pytest.raises(UserError, match=sentence) as e:
                 call(thing)
             assert str(e.value).endswith(".")
     assert not (here / "runs").exists()

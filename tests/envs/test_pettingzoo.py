@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, Table, claims, made, modules, row_of
+from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, ZooRow, claims, made, modules, row_of
 from shoal.envs.rows import Slots, arrays
 from shoal.ids import find
 from shoal.spec import Box, Discrete, UserError, tree_leaves
@@ -43,7 +43,7 @@ class Play(pettingzoo.ParallelEnv):
     def name(self, digits: str) -> list[str]:
         return [a for a in self.possible_agents if a[-1] in digits]
 
-    def look(self, agent: str) -> Any:
+    def observation_of(self, agent: str) -> Any:
         return np.array([int(agent[-1]), self.t], np.float32)
 
     def info(self, agent: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Play(pettingzoo.ParallelEnv):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.t, self.seed, self.got = 0, seed, []
         self.agents = list(self.first)
-        return {a: self.look(a) for a in self.agents}, {a: self.info(a) for a in self.agents}
+        return {a: self.observation_of(a) for a in self.agents}, {a: self.info(a) for a in self.agents}
 
     def step(self, actions: dict[str, int]) -> Any:
         there, terminated, truncated = (self.name(x) for x in self.script[self.t])
@@ -62,7 +62,7 @@ class Play(pettingzoo.ParallelEnv):
         who = list(dict.fromkeys(before + there))
         pay = {a: 10.0 * self.t + actions[a] for a in before}
         return (
-            {a: self.look(a) for a in who},
+            {a: self.observation_of(a) for a in who},
             pay,
             {a: a in terminated for a in who},
             {a: a in truncated for a in who},
@@ -74,9 +74,9 @@ class Play(pettingzoo.ParallelEnv):
 
 
 class Driver:
-    """A row with arrays of its own, as a bench would drive it."""
+    """A row with arrays of its own, as a `RowRunner` steps it."""
 
-    def __init__(self, row: Table):
+    def __init__(self, row: ZooRow):
         self.row, self.whole = row, arrays(row, 1)
         self.now, self.new = (Slots(row.spec, self.whole, 0, frame) for frame in ("now", "new"))
         for x in tree_leaves([list(self.now.obs.values()), list(self.new.obs.values())]):
@@ -92,7 +92,7 @@ class Driver:
         return self.row.step({**given, **{k: np.array(v) for k, v in actions.items()}}, self.now)
 
 
-def told(x: dict[str, np.ndarray]) -> list[Any]:
+def listed(x: dict[str, np.ndarray]) -> list[Any]:
     return x["agents"].tolist()
 
 
@@ -109,64 +109,64 @@ def test_deaths_are_masked_and_the_last_reward_is_not_lost() -> None:
     d = Driver(ParallelRow(game))
     new = d.reset(seed=9)
     assert game.seed == 9
-    assert told(new.obs) == [[0, 0], [1, 0], [2, 0]]
-    assert told(new.alive) == told(new.active) == told(new.start) == [True, True, True]
+    assert listed(new.obs) == [[0, 0], [1, 0], [2, 0]]
+    assert listed(new.alive) == listed(new.active) == listed(new.start) == [True, True, True]
     now = d.now
 
     assert d.step(agents=[1, 2, 3]) is False
     assert game.got[-1] == {"walker_0": 1, "walker_1": 2, "walker_2": 3}
-    assert told(now.reward) == [11, 12, 13]
-    assert told(now.terminated) == [False, True, False]
-    assert told(now.alive) == told(now.active) == [True, False, True]
-    assert told(now.start) == [False, False, False]
-    assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]  # what the dead saw last
+    assert listed(now.reward) == [11, 12, 13]
+    assert listed(now.terminated) == [False, True, False]
+    assert listed(now.alive) == listed(now.active) == [True, False, True]
+    assert listed(now.start) == [False, False, False]
+    assert listed(now.obs) == [[0, 1], [1, 1], [2, 1]]  # what the dead saw last
 
     assert d.step(agents=[1, 2, 3]) is True
     assert game.got[-1] == {"walker_0": 1, "walker_2": 3}
     assert game.agents == []
-    assert told(now.reward) == [21, 0, 23]
-    assert told(now.terminated) == [False, False, True]  # once; and the other was truncated
-    assert told(now.alive) == [True, False, False]  # and is still there for those who look
-    assert told(now.obs) == [[0, 2], [0, 0], [2, 2]]
+    assert listed(now.reward) == [21, 0, 23]
+    assert listed(now.terminated) == [False, False, True]  # once; and the other was truncated
+    assert listed(now.alive) == [True, False, False]  # and is still there for whoever observes it
+    assert listed(now.obs) == [[0, 2], [0, 0], [2, 2]]
 
 
 def test_who_leaves_without_terminating_was_truncated() -> None:
     d = Driver(ParallelRow(play([("02", "", "1"), ("2", "", ""), ("", "2", "2")])))
     d.reset()
     assert not d.step()
-    assert told(d.now.terminated) == [False, False, False]
-    assert told(d.now.alive) == [True, False, True]
+    assert listed(d.now.terminated) == [False, False, False]
+    assert listed(d.now.alive) == [True, False, True]
     assert not d.step()  # walker_0 is gone without a word
-    assert told(d.now.terminated) == [False, False, False]
-    assert told(d.now.alive) == [False, False, True]
-    assert told(d.now.reward) == [20, 0, 20]
+    assert listed(d.now.terminated) == [False, False, False]
+    assert listed(d.now.alive) == [False, False, True]
+    assert listed(d.now.reward) == [20, 0, 20]
     assert d.step()  # both at once: terminated wins
-    assert told(d.now.terminated) == [False, False, True]
-    assert told(d.now.alive) == [False, False, False]
+    assert listed(d.now.terminated) == [False, False, True]
+    assert listed(d.now.alive) == [False, False, False]
 
 
 def test_those_who_come_late_start_then() -> None:
     d = Driver(ParallelRow(play([("01", "", ""), ("01", "", ""), ("", "", "01")], first="0")))
     new = d.reset()
-    assert told(new.alive) == told(new.start) == [True, False, False]
-    assert told(new.obs) == [[0, 0], [0, 0], [0, 0]]
+    assert listed(new.alive) == listed(new.start) == [True, False, False]
+    assert listed(new.obs) == [[0, 0], [0, 0], [0, 0]]
     d.step()
-    assert told(d.now.alive) == [True, True, False]
-    assert told(d.now.start) == [False, True, False]
-    assert told(d.now.reward) == [10, 0, 0]
-    assert told(d.now.obs) == [[0, 1], [1, 1], [0, 0]]
+    assert listed(d.now.alive) == [True, True, False]
+    assert listed(d.now.start) == [False, True, False]
+    assert listed(d.now.reward) == [10, 0, 0]
+    assert listed(d.now.obs) == [[0, 1], [1, 1], [0, 0]]
     d.step(agents=[0, 4, 0])
-    assert told(d.now.start) == [False, False, False]
-    assert told(d.now.reward) == [20, 24, 0]
+    assert listed(d.now.start) == [False, False, False]
+    assert listed(d.now.reward) == [20, 24, 0]
     assert d.step()
-    assert told(d.now.alive) == [True, True, False]
+    assert listed(d.now.alive) == [True, True, False]
 
 
 def test_one_may_come_as_the_last_one_goes() -> None:
     d = Driver(ParallelRow(play([("1", "0", ""), ("", "1", "")], first="0")))
     d.reset()
     assert d.step() is False
-    assert told(d.now.alive) == [False, True, False]
+    assert listed(d.now.alive) == [False, True, False]
     assert d.step() is True
 
 
@@ -180,7 +180,7 @@ def test_a_reward_that_is_not_mentioned_is_none() -> None:
     d = Driver(ParallelRow(play([("", "", "012")], base=Silent)))
     d.reset()
     assert d.step()
-    assert told(d.now.reward) == [10, 0, 10]
+    assert listed(d.now.reward) == [10, 0, 10]
 
 
 def test_nobody_terminates_twice() -> None:
@@ -191,11 +191,11 @@ def test_nobody_terminates_twice() -> None:
 
     d = Driver(ParallelRow(play([("02", "1", ""), ("02", "", ""), ("", "", "02")], base=Lingering)))
     d.reset()
-    said = []
+    terminated = []
     for _ in range(3):
         d.step()
-        said.append(told(d.now.terminated))
-    assert said == [[False, True, False], [False, False, False], [False, False, False]]
+        terminated.append(listed(d.now.terminated))
+    assert terminated == [[False, True, False], [False, False, False], [False, False, False]]
 
 
 def test_a_promise_to_stay() -> None:
@@ -205,7 +205,7 @@ def test_a_promise_to_stay() -> None:
     assert not d.step()
     assert d.step()
     assert d.now.alive == {}
-    assert told(d.now.obs) == [[0, 2], [1, 2], [2, 2]]
+    assert listed(d.now.obs) == [[0, 2], [1, 2], [2, 2]]
     d = Driver(ParallelRow(play([("02", "1", "")]), mortal=False))
     d.reset()
     with pytest.raises(UserError, match=r"'walker_1' left play early: set --env.mortal true"):
@@ -240,8 +240,8 @@ class Seen(Play):
     def mask(self, agent: str) -> np.ndarray:
         return np.array([i != self.t and agent != "walker_2" for i in range(5)], np.int8)
 
-    def look(self, agent: str) -> Any:
-        return {"observation": super().look(agent), "action_mask": self.mask(agent)}
+    def observation_of(self, agent: str) -> Any:
+        return {"observation": super().observation_of(agent), "action_mask": self.mask(agent)}
 
 
 class Told(Play):
@@ -261,11 +261,11 @@ def test_masks(base: type) -> None:
     assert group.obs == (2,)
     free, no_0, no_1 = [True] * 5, [False, *[True] * 4], [True, False, *[True] * 3]
     new = d.reset()
-    assert told(new.legal) == [no_0, no_0, free]  # nothing allowed: everything
-    assert told(new.obs) == [[0, 0], [1, 0], [2, 0]]
+    assert listed(new.legal) == [no_0, no_0, free]  # nothing allowed: everything
+    assert listed(new.obs) == [[0, 0], [1, 0], [2, 0]]
     d.step()
-    assert told(d.now.legal) == [no_1, free, free]
-    assert told(d.now.obs) == [[0, 1], [1, 1], [2, 1]]
+    assert listed(d.now.legal) == [no_1, free, free]
+    assert listed(d.now.obs) == [[0, 1], [1, 1], [2, 1]]
 
 
 def test_masks_of_several_choices() -> None:
@@ -277,7 +277,7 @@ def test_masks_of_several_choices() -> None:
             return {"0": (np.array([0, 1]), np.array([1, 0, 1])), "1": np.array([0, 0, 0, 0, 1]), "2": np.ones(4)}[agent[-1]]
 
     game = play([], base=Several, possible_agents=["walker_0", "walker_1"], first="01")
-    assert told(Driver(ParallelRow(game)).reset().legal) == [[0, 1, 1, 0, 1], [1, 1, 0, 0, 1]]
+    assert listed(Driver(ParallelRow(game)).reset().legal) == [[0, 1, 1, 0, 1], [1, 1, 0, 0, 1]]
     with pytest.raises(UserError, match="has 4 entries, and the agent 5 choices"):
         Driver(ParallelRow(play([], base=Several))).reset()
 
@@ -290,21 +290,21 @@ class Mixed(Play):
     first = possible_agents
     sizes = {"wolf_0": 3, "wolf_1": 2, "wolf_2": 3, "sheep": 3}
 
-    def look(self, agent: str) -> Any:
+    def observation_of(self, agent: str) -> Any:
         return np.zeros(2, np.float32)
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(self.sizes[agent])
 
 
-def cast(row: Table) -> list[tuple[str, str, tuple[str, ...]]]:
+def groups_of(row: ZooRow) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(g.name, g.team, g.agents) for g in row.spec.groups]
 
 
 def test_groups_by_stem_and_spaces() -> None:
-    assert cast(ParallelRow(Play())) == [("agents", "agents", ("walker_0", "walker_1", "walker_2"))]
+    assert groups_of(ParallelRow(Play())) == [("agents", "agents", ("walker_0", "walker_1", "walker_2"))]
     row = ParallelRow(Mixed())
-    assert cast(row) == [
+    assert groups_of(row) == [
         ("wolf_0", "wolf_0", ("wolf_0", "wolf_2")),
         ("wolf_1", "wolf_1", ("wolf_1",)),
         ("sheep", "sheep", ("sheep",)),
@@ -313,29 +313,16 @@ def test_groups_by_stem_and_spaces() -> None:
     assert not row.spec.common
 
 
-def test_names_that_say_too_little() -> None:
-    names = ["wolf_0", "wolf_1", "wolf_1_0"]
-    game = play([], base=Mixed, possible_agents=names, sizes=dict(zip(names, (3, 2, 3), strict=True)))
-    with pytest.raises(UserError, match=r"do not fall into groups by their names: say --env.groups"):
-        ParallelRow(game)
-    assert [g.name for g in ParallelRow(game, "a=wolf_0+wolf_1_0,b=wolf_1").spec.groups] == ["a", "b"]
-
-
 def test_groups_and_teams_as_the_user_says() -> None:
     game = play([("", "", "012")])
     d = Driver(ParallelRow(game, groups="b=walker_2,a=walker_1+walker_0", teams="red=a+b"))
-    assert cast(d.row) == [("b", "red", ("walker_2",)), ("a", "red", ("walker_1", "walker_0"))]
+    assert groups_of(d.row) == [("b", "red", ("walker_2",)), ("a", "red", ("walker_1", "walker_0"))]
     d.reset()
     assert d.step(a=[1, 2], b=[3])
     assert game.got == [{"walker_1": 1, "walker_0": 2, "walker_2": 3}]
     assert d.now.reward["a"].tolist() == [11, 12]
     assert d.now.reward["b"].tolist() == [13]
     assert d.now.obs["a"].tolist() == [[1, 1], [0, 1]]
-
-
-def test_all_in_one_team() -> None:
-    assert {g.team for g in ParallelRow(Mixed(), teams="all").spec.groups} == {"team"}
-    assert {g.team for g in ParallelRow(Play(), teams="all").spec.groups} == {"agents"}
 
 
 def test_a_promise_of_equal_pay() -> None:
@@ -349,22 +336,6 @@ def test_a_promise_of_equal_pay() -> None:
     d = Driver(ParallelRow(play([("012", "", "")]), "a=walker_0,b=walker_1+walker_2", common=True))
     d.reset()
     d.step(a=[1], b=[2, 2])  # alike within a team
-
-
-@pytest.mark.parametrize(
-    ("groups", "teams", "said"),
-    [
-        ("a=wolf_0+wolf_2,b=wolf_1", "", "--env.groups leaves out sheep"),
-        ("a=wolf_0+wolf_1+wolf_2,b=sheep", "", "'wolf_0' and 'wolf_1' in 'a', whose spaces are not equal"),
-        ("a=wolf_0+wolf_0,b=sheep", "", "--env.groups has 'wolf_0' twice"),
-        ("a=wolf_0,b=shep", "", r"--env.groups has 'shep' \(did you mean 'sheep'"),
-        ("", "red=wolf", r"--env.teams has 'wolf' \(did you mean 'wolf_"),
-        ("a", "", "--env.groups is 'a': it takes name=one"),
-    ],
-)
-def test_groups_that_cannot_be(groups: str, teams: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        ParallelRow(Mixed(), groups, teams)
 
 
 def test_actions_are_read_as_the_space_wants() -> None:
@@ -512,23 +483,23 @@ def test_agents_move_in_turn() -> None:
     assert spec["agents"].mortal
     assert spec["agents"].masked
     new = d.reset()
-    assert told(new.alive) == told(new.start) == [True, True, True]
-    assert told(new.active) == [True, False, False]
-    assert told(new.obs) == [[0, 0], [1, 0], [2, 0]]
-    assert told(new.legal) == [[True] * 5] * 3
+    assert listed(new.alive) == listed(new.start) == [True, True, True]
+    assert listed(new.active) == [True, False, False]
+    assert listed(new.obs) == [[0, 0], [1, 0], [2, 0]]
+    assert listed(new.legal) == [[True] * 5] * 3
 
     now = d.now
     assert move(d, 2) is False
-    assert told(now.reward) == [2, 0, 1]
-    assert told(now.active) == [False, True, False]
-    assert told(now.start) == [False, False, False]
-    assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]
-    assert told(now.legal) == [[True] * 5, [True, True, False, True, True], [True] * 5]
+    assert listed(now.reward) == [2, 0, 1]
+    assert listed(now.active) == [False, True, False]
+    assert listed(now.start) == [False, False, False]
+    assert listed(now.obs) == [[0, 1], [1, 1], [2, 1]]
+    assert listed(now.legal) == [[True] * 5, [True, True, False, True, True], [True] * 5]
     assert move(d, 1) is False
-    assert told(now.reward) == [0, 1, 0.5]
+    assert listed(now.reward) == [0, 1, 0.5]
     assert move(d, 2) is False
-    assert told(now.reward) == [0, 0, 3]
-    assert told(now.active) == [True, False, False]
+    assert listed(now.reward) == [0, 0, 3]
+    assert listed(now.active) == [True, False, False]
 
 
 def test_the_dead_are_stepped_through() -> None:
@@ -536,21 +507,21 @@ def test_the_dead_are_stepped_through() -> None:
     d.reset()
     assert move(d, 3) is False  # a kills b, and c is next
     now = d.now
-    assert told(now.reward) == [3, 0, 1.5]
-    assert told(now.terminated) == [False, True, False]
-    assert told(now.alive) == [True, False, True]
-    assert told(now.active) == [False, False, True]
-    assert told(now.obs) == [[0, 1], [1, 1], [2, 1]]
+    assert listed(now.reward) == [3, 0, 1.5]
+    assert listed(now.terminated) == [False, True, False]
+    assert listed(now.alive) == [True, False, True]
+    assert listed(now.active) == [False, False, True]
+    assert listed(now.obs) == [[0, 1], [1, 1], [2, 1]]
     assert move(d, 2) is False
-    assert told(now.active) == [True, False, False]
-    assert told(now.terminated) == [False, False, False]
-    assert told(now.obs) == [[0, 2], [0, 0], [2, 2]]
+    assert listed(now.active) == [True, False, False]
+    assert listed(now.terminated) == [False, False, False]
+    assert listed(now.obs) == [[0, 2], [0, 0], [2, 2]]
     assert move(d, 4) is True
-    assert told(now.reward) == [4, 0, 2]
-    assert told(now.terminated) == [True, False, True]
-    assert told(now.alive) == told(now.active) == [False, False, False]
-    assert told(now.obs) == [[0, 3], [0, 0], [2, 3]]
-    assert told(d.reset().active) == [True, False, False]
+    assert listed(now.reward) == [4, 0, 2]
+    assert listed(now.terminated) == [True, False, True]
+    assert listed(now.alive) == listed(now.active) == [False, False, False]
+    assert listed(now.obs) == [[0, 3], [0, 0], [2, 3]]
+    assert listed(d.reset().active) == [True, False, False]
 
 
 def test_a_limit_truncates_all() -> None:
@@ -558,10 +529,10 @@ def test_a_limit_truncates_all() -> None:
     d.reset()
     assert not move(d, 1)
     assert move(d, 2)
-    assert told(d.now.reward) == [0, 2, 1]
-    assert told(d.now.terminated) == [False, False, False]
-    assert told(d.now.alive) == [True, True, True]
-    assert told(d.now.active) == [False, False, False]
+    assert listed(d.now.reward) == [0, 2, 1]
+    assert listed(d.now.terminated) == [False, False, False]
+    assert listed(d.now.alive) == [True, True, True]
+    assert listed(d.now.active) == [False, False, False]
 
 
 def play_turns(**attributes: Any) -> Any:
@@ -578,7 +549,7 @@ def test_what_is_paid_as_the_dead_leave() -> None:
     d = Driver(AECRow(Heirs(), ABC))
     d.reset()
     assert not move(d, 3)
-    assert told(d.now.reward) == [3, 0, 1.5 + 5]
+    assert listed(d.now.reward) == [3, 0, 1.5 + 5]
 
 
 def test_the_dead_must_leave() -> None:
@@ -608,10 +579,10 @@ def test_a_game_at_once_played_in_turn_pays_the_same() -> None:
             assert in_turn.step(agents=[1, 2, 3]) == (over and k == len(present) - 1)
             total += in_turn.now.reward["agents"]
             ended |= in_turn.now.terminated["agents"]
-        assert total.tolist() == told(at_once.now.reward)
-        assert ended.tolist() == told(at_once.now.terminated)
-        assert told(in_turn.now.alive) == told(at_once.now.alive)
-        assert told(in_turn.now.obs) == told(at_once.now.obs)
+        assert total.tolist() == listed(at_once.now.reward)
+        assert ended.tolist() == listed(at_once.now.terminated)
+        assert listed(in_turn.now.alive) == listed(at_once.now.alive)
+        assert listed(in_turn.now.obs) == listed(at_once.now.obs)
     assert movers == [0, 1, 2, 0, 1, 2, 0, 2]
 
 
@@ -633,7 +604,7 @@ def test_what_it_claims() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "settings", "said"),
+    ("id", "settings", "sentence"),
     [
         ("sisl.multiwalker_v8", {}, r"pettingzoo has no 'sisl.multiwalker_v8' \(did you mean 'sisl.multiwalker_v9'"),
         ("", {}, "pettingzoo has no ''; it has "),
@@ -646,8 +617,8 @@ def test_what_it_claims() -> None:
         ("classic.tictactoe_v3", {"args": "x"}, "--env.args is 'x': it takes name=value"),
     ],
 )
-def test_what_cannot_be_made(id: str, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_made(id: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
         PettingZoo.row(config(id, **settings))
 
 

@@ -115,9 +115,9 @@ def leaves(tree) -> list[torch.Tensor]:
 
 def story(env, steps: int, seed: int = 0) -> list:
     g = torch.Generator().manual_seed(seed)
-    told = [env.reset(noise(env.rows, g))]
-    told += [env.step(moves(env.rows, g), noise(env.rows, g)) for _ in range(steps)]
-    return told
+    outcomes = [env.reset(noise(env.rows, g))]
+    outcomes += [env.step(moves(env.rows, g), noise(env.rows, g)) for _ in range(steps)]
+    return outcomes
 
 
 def same(a, b) -> bool:
@@ -181,10 +181,10 @@ def test_an_odd_seed_is_truncated_and_seeds_come_from_the_noise(toy):
 
 def test_frames_are_new_tensors_that_later_steps_leave_alone(toy):
     env = shoal.make(toy, rows=4, workers=2)
-    told = story(env, 6)
-    copies = [[x.clone() for x in leaves(t)] for t in told]
+    outcomes = story(env, 6)
+    copies = [[x.clone() for x in leaves(t)] for t in outcomes]
     story(env, 6, seed=3)
-    assert all(torch.equal(x, y) for t, c in zip(told, copies, strict=True) for x, y in zip(leaves(t), c, strict=True))
+    assert all(torch.equal(x, y) for t, c in zip(outcomes, copies, strict=True) for x, y in zip(leaves(t), c, strict=True))
     env.close()
 
 
@@ -327,8 +327,8 @@ def test_episodes_that_an_accident_cut_off_are_not_counted(toy):
     rewards = {"agents": torch.full((5, 1, 2), 1.0), "mortals": torch.zeros(5, 1, 1)}
     over, lost = flags(False, True, False, False, True), flags(False, True, False, False, False)
     episode_stats.count(rewards, over, {"luck": torch.zeros(5, 1)}, lost)
-    told = episode_stats.take()
-    assert (told["episodes"], told["episode_length"], told["return/agents"]) == (1, 3, 3)  # the second alone
+    outcomes = episode_stats.take()
+    assert (outcomes["episodes"], outcomes["episode_length"], outcomes["return/agents"]) == (1, 3, 3)  # the second alone
     env.close()
 
 
@@ -443,9 +443,9 @@ def test_an_episode_too_long_to_be_kept_begins_anew(toy, monkeypatch):
     monkeypatch.setattr("shoal.envs.vector.LONGEST", 60)
     env = shoal.make(toy, rows=2, workers=0)
     env.reset(torch.full((2, 2), 0.3))
-    env._past.began[:], env._past.log[0][:] = 0, [{}] * 63  # as if it had gone on for so long
-    env._past.add(slice(0, 2), {})
-    assert env._past.seeds.tolist() == [-1, -1]
+    env._history.began[:], env._history.log[0][:] = 0, [{}] * 63  # as if it had gone on for so long
+    env._history.add(slice(0, 2), {})
+    assert env._history.seeds.tolist() == [-1, -1]
     other = shoal.make(toy, rows=2, workers=0)
     frame = other.set_state(env.get_state())
     assert other.begun_anew.tolist() == [True, True]
@@ -487,7 +487,7 @@ def test_an_environment_that_does_not_repeat_begins_anew_and_says_so(toy):
 def test_the_past_is_kept_from_the_oldest_episode_under_way_only(toy):
     env = shoal.make(toy, rows=4, workers=0)
     story(env, 1000)
-    assert max(map(len, env._past.log)) < 200
+    assert max(map(len, env._history.log)) < 200
     lengths = [len(next(iter(a.values()), ())) for a in env.get_state()["actions"]]
     assert max(lengths) <= 6
 

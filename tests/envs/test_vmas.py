@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.envs.base import Circle, Line
+from shoal.envs.drawing import Circle, Line
 from shoal.ids import find
 from shoal.spec import Box, Discrete, MultiDiscrete, Outcome, UserError, tree_leaves
 

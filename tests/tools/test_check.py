@@ -55,12 +55,13 @@ ZOO = """
     class Good(ParallelEnv):
         metadata = {"render_modes": ["rgb_array"], "name": "good"}
         possible_agents = ["a_0", "a_1"]
+        seen, done = Box(-1, 1, (3,), np.float32), Discrete(2)
 
         def observation_space(self, agent):
-            return Box(-1, 1, (3,), np.float32)
+            return self.seen
 
         def action_space(self, agent):
-            return Discrete(2)
+            return self.done
 
         def see(self):
             return {a: self.random.uniform(-1, 1, 3).astype(np.float32) for a in self.agents}
@@ -156,7 +157,7 @@ GYM_BROKEN = {
     ),
     "def step(self, action):\n    return (*super().step(action)[:2], int(self.t > 9), False, {})": (
         "note",
-        "terminated is 0 (int) for agent_0: make it True or False.",
+        "Gymnasium's own checker says: Expects `terminated` signal to be a boolean, actual type: <class 'int'>",
     ),
     "def reset(self, seed=None, options=None):\n    return super().reset()": (
         "problem",
@@ -179,6 +180,10 @@ GYM_BROKEN = {
         "note",
         "in what 'agents' sees, nothing ever changed: all are constant.",
     ),
+    "def reset(self, seed=None):\n    return super().reset(seed=seed)": (
+        "note",
+        "Gymnasium's own checker says: The `reset` method does not provide an `options`",
+    ),
     "metadata = {}": ("note", "it has no render mode rgb_array: shoal watch cannot film it."),
     "def reset(self, seed=None, options=None):\n"
     "    return super().reset(seed=seed)[0], {'action_mask': np.zeros(2, np.int8)}": (
@@ -193,6 +198,14 @@ GYM_BROKEN = {
 }
 
 ZOO_BROKEN = {
+    "def action_space(self, agent):\n    return Discrete(2)": (
+        "note",
+        "PettingZoo's own checker says: action_space should return the exact same space object",
+    ),
+    "def step(self, actions):\n    s, r, e, c, i = super().step(actions)\n    return s, r, {a: int(e[a]) for a in e}, c, i": (
+        "note",
+        "terminated is 0 (int) for a_0: make it True or False.",
+    ),
     "def step(self, actions):\n    s, r, e, c, i = super().step(actions)\n"
     "    return s, {a: r[a] for a in self.agents}, e, c, i": (
         "problem",

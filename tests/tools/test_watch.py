@@ -9,7 +9,7 @@ from PIL import Image
 
 import shoal
 from shoal.api import evaluate, make
-from shoal.envs.base import Circle, Line, Sketch
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.ids import catalog
 from shoal.spec import UserError

@@ -55,7 +55,8 @@ FIELDS = """
 NATIVE = f'''
 """One agent that walks."""
 from dataclasses import dataclass
-from shoal.envs.base import Move, Sketch, World
+from shoal.envs.base import Move, World
+from shoal.envs.drawing import Sketch
 from shoal.spec import Discrete, EnvSpec, Frame, Group, Result
 {TROUBLE}
 class Walk(World):

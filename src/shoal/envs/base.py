@@ -14,57 +14,22 @@ nothing waits for the device.
 
 from __future__ import annotations
 
-import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.envs.conversions import Conversion, direct
+from shoal.envs.drawing import Sketch
+from shoal.envs.limits import refuse_more_than_fits, refuse_too_many_rows
 from shoal.spec import EnvSpec, Frame, Outcome, Result, UserError, View, where_rows
 
 State = dict[str, Tensor]
-ROW_BYTES = 128  # bytes that a row takes, of whatever world
 Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither
 Transition = Callable[[Phase, State, dict[str, Tensor], Tensor], tuple[State, Outcome]]  # of state, actions and noise
-
-
-@dataclass(frozen=True)
-class Circle:
-    x: float
-    y: float
-    radius: float
-    color: tuple[float, float, float]  # red, green, blue in [0, 1]
-    label: str = ""
-    solid: bool = True  # false: an outline, for what cannot be touched
-
-
-@dataclass(frozen=True)
-class Line:
-    """Straight, with round ends."""
-
-    x0: float
-    y0: float
-    x1: float
-    y1: float
-    width: float
-    color: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """What `draw` gives the renderer: circles in world coordinates, segments beneath them, and lines of text."""
-
-    circles: tuple[Circle, ...]
-    lines: tuple[str, ...] = ()
-    extent: float = 1.0  # the half-width that is always in view
-    segments: tuple[Line, ...] = ()
-    picture: np.ndarray | None = None  # [H, W, 3] in the place of all that, where somebody else has drawn it
 
 
 class Environment(ABC):
@@ -136,7 +101,7 @@ class World(Environment, ABC):
     ):
         self.config: Any = config if config is not None else self.Config()
         self.rows, self.device, self.dtype = rows, torch.device(device), dtype
-        refuse_bytes(rows * ROW_BYTES, self.device, f"{rows:,} rows")
+        refuse_too_many_rows(rows, self.device)
         self.setup()
         refuse_more_than_fits(self.spec, self.device, rows, 2)
         self.noise = self.noise_begin + self.noise_step
@@ -259,22 +224,3 @@ class World(Environment, ABC):
     def _begun(self, noise: Tensor) -> State:
         clock = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         return {**self.begin(noise[:, : self.noise_begin].to(self.dtype)), "clock": clock}
-
-
-def refuse_more_than_fits(spec: EnvSpec, device: torch.device, rows: int, steps: int) -> None:
-    """What every row sees in so many steps, against all memory that there is: a system hands out more than it has, and ends who
-    uses it."""
-    shapes = [(g.n, *s) for g in spec.groups for s in (g.obs.values() if isinstance(g.obs, dict) else (g.obs,))]
-    each = sum(math.prod(s) * (1 if len(s) == 4 else 4) for s in shapes)  # a byte a pixel
-    refuse_bytes(rows * steps * each, device, f"{steps:,} steps of {rows:,} rows")
-
-
-def refuse_bytes(need: int, device: torch.device, what: str) -> None:
-    if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory
-    else:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if need > there:
-        raise UserError(
-            f"there is not enough memory for {what}: they take {need / 1e9:,.0f} GB at least, and there are {there / 1e9:,.0f}."
-        )

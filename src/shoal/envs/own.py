@@ -49,7 +49,7 @@ class Own(Host):
                 kind = "Gymnasium" if zoo else "PettingZoo"
                 raise UserError(f"--env.{name} is for environments of {kind}'s kind, and {config.id} is of the other.")
         if zoo:
-            return pettingzoo.table_of(env, config)
+            return pettingzoo.row_with_config(env, config)
         if not all(hasattr(env, x) for x in ("reset", "step", "action_space", "observation_space")):
             kind = type(env).__name__
             raise UserError(f"{config.id} made a {kind}, which is no environment of Gymnasium's or PettingZoo's kind.")

@@ -6,10 +6,9 @@ The id is a module of the package, `family.name_vN`. Its `parallel_env` is taken
 agents move in turn (`turns` says otherwise). Settings of the environment's own are `args`. Pictures can be made `grey`, smaller
 (`resize`) and several of them be seen at once (`stack`).
 
-**Groups.** Agents with equal spaces and one name stem (`adversary_0` -> `adversary`) are a group; the only group is called
-`agents`; one stem with unequal spaces is groups that are numbered. `groups` says it by hand: `a=walker_0+walker_1,b=walker_2`.
-A group is a team of its own: PettingZoo does not say who plays together. `teams` does: `red=a+b,blue=c`, or `all`. Nor does it
-say that agents are paid alike; `common` is your promise that those of a team are, and it is an error if they are not.
+**Groups and teams** are made of names and spaces, or of `groups` and `teams` (`grouping.py`): PettingZoo does not say who plays
+together. Nor does it say that agents are paid alike; `common` is your promise that those of a team are, and it is an error if
+they are not.
 
 **Lives.** Nor does it say whether agents leave before the episode's end, so that all groups are `mortal` where there is
 more than one agent; `mortal` false is a promise that they stay, and it is an error if they do not. An agent is paid for the
@@ -44,9 +43,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from shoal.envs.conversions import MASK, conversion
+from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pixels import PixelConfig, Pixels, observer, picture_of
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, Observer, allow, kind_of, lists, settings
+from shoal.envs.spaces import Moves, Observer, allow, kind_of, settings
 from shoal.envs.vector import Host, HostConfig
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
@@ -67,8 +67,8 @@ def claims(id: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where an agent sits, and how it sees and moves."""
+class Member:
+    """An agent: its group, its place there, and how it sees and moves."""
 
     group: str
     i: int
@@ -77,8 +77,8 @@ class Seat:
     masked: bool  # its observation holds its mask
 
 
-class Table(Row):
-    """What both kinds of rows share: who sits where, and how a frame is written. `mortal` none: more than one agent."""
+class ZooRow(Row):
+    """What both kinds of rows share: who is in which group, and how a frame is written. `mortal` none: more than one agent."""
 
     turns: ClassVar[bool]
 
@@ -102,25 +102,25 @@ class Table(Row):
         masked = {a: kind_of(s) == "Dict" and MASK in s.spaces for a, s in spaces.items()}
         observers = {a: observer(s, pixels or PixelConfig(), MASK if masked[a] else None) for a, s in spaces.items()}
         moves = {a: Moves(env.action_space(a)) for a in self.agents}
-        alike = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
-        cast = cast_of(groups, self.agents, alike)
-        sides = sides_of(teams, list(cast))
+        both = {a: (repr(observers[a].shape), moves[a].space) for a in self.agents}
+        members_of = group_agents(groups, self.agents, both)
+        team_of = team_of_groups(teams, list(members_of))
         self.mortal = self.turns or (len(self.agents) > 1 if mortal is None else mortal)
-        self.seats: dict[Any, Seat] = {}
+        self.members: dict[Any, Member] = {}
         where: dict[Any, Any] = {}  # the masks of those who have some
         made = []
-        for name, members in cast.items():
+        for name, members in members_of.items():
             first = members[0]
             space = moves[first].space
             hides = space.kind != "continuous" and any(masked[a] or MASK in _of(infos, a) for a in members)
             names = tuple(map(str, members))
             shape = observers[first].shape
-            made.append(Group(name, sides[name], names, shape, space, mortal=self.mortal, masked=hides))
+            made.append(Group(name, team_of[name], names, shape, space, mortal=self.mortal, masked=hides))
             for i, a in enumerate(members):
-                self.seats[a] = Seat(name, i, observers[a], moves[a], masked[a])
+                self.members[a] = Member(name, i, observers[a], moves[a], masked[a])
                 where[a] = "observation" if masked[a] else "info" if hides else None
         self.conversions = {str(a): conversion(spaces[a], env.action_space(a), where[a], pixels) for a in self.agents}
-        self.teams = [[a for a in self.agents if sides[self.seats[a].group] == t] for t in dict.fromkeys(sides.values())]
+        self.teams = [[a for a in self.agents if team_of[self.members[a].group] == t] for t in dict.fromkeys(team_of.values())]
         self.promised, alone = common, all(len(team) == 1 for team in self.teams)
         width, horizon = self._width() if state else None, self._horizon()
         self.spec = EnvSpec(tuple(made), width, common=common or alone, turns=self.turns, horizon=horizon)
@@ -137,7 +137,7 @@ class Table(Row):
         """Who is in the game now, dead or not."""
         here = list(self.env.agents)
         for a in here:
-            if a not in self.seats:
+            if a not in self.members:
                 raise UserError(f"an agent {a!r} came into {self.env} which is not among its possible_agents.")
         return here
 
@@ -156,7 +156,7 @@ class Table(Row):
             )
         for a in ended:
             if a in before:
-                out.terminated[self.seats[a].group][self.seats[a].i] = True
+                out.terminated[self.members[a].group][self.members[a].i] = True
         there = [a for a in before if a not in ended] if over else self.living
         self._write(seen, infos, out, there, self.to_move(there, over), [a for a in self.living if a not in before])
         return over
@@ -167,8 +167,8 @@ class Table(Row):
     def pay(self, out: Slots, rewards: Mapping[Any, Any]) -> None:
         """Those who began the step alive; who is not mentioned gets nothing."""
         for a in self.living:
-            seat = self.seats[a]
-            out.reward[seat.group][seat.i] += rewards.get(a, 0.0)
+            member = self.members[a]
+            out.reward[member.group][member.i] += rewards.get(a, 0.0)
         for team in self.teams if self.promised else ():
             if len({float(rewards.get(a, 0.0)) for a in team if a in self.living}) > 1:
                 raise UserError(
@@ -190,19 +190,19 @@ class Table(Row):
         active: Collection[Any],
         start: Collection[Any],
     ) -> None:
-        for a, seat in self.seats.items():
-            g, i, obs = seat.group, seat.i, seen.get(a)
+        for a, member in self.members.items():
+            g, i, obs = member.group, member.i, seen.get(a)
             place = {k: x[i] for k, x in out.obs[g].items()} if isinstance(out.obs[g], dict) else out.obs[g][i]
             if obs is not None:
-                seat.observer.write(obs, place, a in start)
+                member.observer.write(obs, place, a in start)
             else:
                 for x in place.values() if isinstance(place, dict) else (place,):
                     x.fill(0)
             if g in out.alive:
                 out.alive[g][i], out.active[g][i], out.start[g][i] = a in alive, a in active, a in start
             if g in out.legal:
-                mask = obs[MASK] if seat.masked and obs is not None else _of(infos, a).get(MASK)
-                allow(mask if a in active else None, seat.moves.space, out.legal[g][i])
+                mask = obs[MASK] if member.masked and obs is not None else _of(infos, a).get(MASK)
+                allow(mask if a in active else None, member.moves.space, out.legal[g][i])
         if out.state is not None:
             out.state[...] = self._known = self._state(out.state.size)
 
@@ -239,7 +239,7 @@ class Table(Row):
         return None
 
 
-class ParallelRow(Table):
+class ParallelRow(ZooRow):
     """All agents move at once."""
 
     turns = False
@@ -253,15 +253,15 @@ class ParallelRow(Table):
         self.begun(seen, infos, out, self.present())
 
     def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
-        seats = {a: self.seats[a] for a in self.env.agents}
-        moves = {a: s.moves.read(actions[s.group][s.i]) for a, s in seats.items()}
+        acting = {a: self.members[a] for a in self.env.agents}
+        moves = {a: m.moves.read(actions[m.group][m.i]) for a, m in acting.items()}
         seen, rewards, terminated, truncated, infos = self.env.step(moves)
         self.pay(out, rewards)
         gone = [a for a in self.agents if terminated.get(a) or truncated.get(a)]
         return self.moved(seen, infos, out, gone, [a for a in gone if terminated.get(a)])
 
 
-class AECRow(Table):
+class AECRow(ZooRow):
     """Agents move in turn."""
 
     turns = True
@@ -277,8 +277,8 @@ class AECRow(Table):
         self.begun(seen, self.env.infos, out, [self.env.agent_selection])
 
     def step(self, actions: dict[str, np.ndarray], out: Slots) -> bool:
-        env, seat = self.env, self.seats[self.env.agent_selection]
-        env.step(seat.moves.read(actions[seat.group][seat.i]))
+        env, member = self.env, self.members[self.env.agent_selection]
+        env.step(member.moves.read(actions[member.group][member.i]))
         self.pay(out, env.rewards)
         gone, ended, seen, infos = [], [], {}, {}
         for _ in range(len(self.agents) + 1):
@@ -301,12 +301,12 @@ class AECRow(Table):
         return () if over else (self.env.agent_selection,)
 
 
-def row_of(env: Any, **settings: Any) -> Table:
-    """The row of an environment that somebody made, of either kind; `settings` are those of a Table."""
+def row_of(env: Any, **settings: Any) -> ZooRow:
+    """The row of an environment that somebody made, of either kind; `settings` are those of a `ZooRow`."""
     return (AECRow if hasattr(env, "agent_iter") else ParallelRow)(env, **settings)
 
 
-def table_of(env: Any, config: Any) -> Table:
+def row_with_config(env: Any, config: Any) -> ZooRow:
     """The same with the settings of a Config."""
     c, mortal = config, None if config.mortal == "auto" else config.mortal
     return row_of(env, groups=c.groups, teams=c.teams, mortal=mortal, state=c.state, common=c.common, pixels=c, limit=c.horizon)
@@ -314,66 +314,6 @@ def table_of(env: Any, config: Any) -> Table:
 
 def _of(infos: Any, agent: Any) -> Mapping[str, Any]:
     return (infos or {}).get(agent) or {}
-
-
-# --- who is with whom ------------------------------------------------------------------------------------------------
-
-
-def cast_of(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    """Group -> its agents: as the user says, else by name stem; `alike` is equal for agents whose spaces are."""
-    return _chosen(text, agents, alike) if text else _by_stem(agents, alike)
-
-
-def stem(name: str) -> str:
-    """adversary_0 -> adversary"""
-    return re.sub(r"[_-]?\d+$", "", name) or name
-
-
-def _by_stem(agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    found: dict[str, dict[Any, list[Any]]] = {}
-    for a in agents:
-        found.setdefault(stem(str(a)), {}).setdefault(alike[a], []).append(a)
-    if sum(map(len, found.values())) == 1:
-        return {"agents": agents}
-    named = [
-        (name if len(kinds) == 1 else f"{name}_{k}", members)
-        for name, kinds in found.items()
-        for k, members in enumerate(kinds.values())
-    ]
-    if len(dict(named)) < len(named):
-        raise UserError(f"the agents {', '.join(map(str, agents))} do not fall into groups by their names: say --env.groups.")
-    return dict(named)
-
-
-def _chosen(text: str, agents: list[Any], alike: dict[Any, Any]) -> dict[str, list[Any]]:
-    named = {str(a): a for a in agents}
-    chosen, seen = lists(text, "--env.groups"), set()
-    for group, words in chosen.items():
-        for word in words:
-            if word not in named:
-                raise UserError(f"--env.groups has {word!r}{near(word, named)}: the agents are {', '.join(named)}.")
-            if word in seen:
-                raise UserError(f"--env.groups has {word!r} twice.")
-            if alike[named[word]] != alike[named[words[0]]]:
-                raise UserError(f"--env.groups has {words[0]!r} and {word!r} in {group!r}, whose spaces are not equal.")
-            seen.add(word)
-    missing = [name for name in named if name not in seen]
-    if missing:
-        raise UserError(f"--env.groups leaves out {', '.join(missing)}: every agent is in one group.")
-    return {group: [named[w] for w in words] for group, words in chosen.items()}
-
-
-def sides_of(text: str, groups: list[str]) -> dict[str, str]:
-    """Group -> team."""
-    if text.strip() == "all":
-        return dict.fromkeys(groups, "team" if len(groups) > 1 else groups[0])
-    sides = {g: g for g in groups}
-    for team, words in lists(text, "--env.teams").items():
-        for word in words:
-            if word not in groups:
-                raise UserError(f"--env.teams has {word!r}{near(word, groups)}: the groups are {', '.join(groups)}.")
-            sides[word] = team
-    return sides
 
 
 # --- the adapter -----------------------------------------------------------------------------------------------------
@@ -403,7 +343,7 @@ class PettingZoo(Host):
 
     @classmethod
     def row(cls, config: Any, sample: bool = False) -> Row:
-        return table_of(cls.make(config, sample), config)
+        return row_with_config(cls.make(config, sample), config)
 
     @classmethod
     def make(cls, config: Any, sample: bool) -> Any:
@@ -449,11 +389,11 @@ def made(make: Any, config: Any, sample: bool, inside: Any = None, **given: Any)
     try:
         return make(**args)
     except Exception as e:
-        strange = re.search(r"unexpected keyword argument '(\w+)'", str(e)) if isinstance(e, TypeError) else None
-        if strange is None:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(e)) if isinstance(e, TypeError) else None
+        if unknown is None:
             raise UserError(f"{config.id} could not be made: {type(e).__name__}: {e}.") from e
         names = [n for n in inspect.signature(inside or make).parameters if n not in ("args", "kwargs", *given)]
         has = f"; it has {', '.join(names)}" if names else ""
         raise UserError(
-            f"--env.args has {strange[1]!r}, which {config.id} does not know{near(strange[1], names) or has}."
+            f"--env.args has {unknown[1]!r}, which {config.id} does not know{near(unknown[1], names) or has}."
         ) from e

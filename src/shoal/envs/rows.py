@@ -39,7 +39,7 @@ from shoal.spec import EnvSpec, Group, Shape, UserError
 
 Steps = list[dict[str, np.ndarray]]  # actions by group, a step each
 Arrays = dict[tuple[str, ...], np.ndarray]  # place -> [B, ...]
-AWAKE = 200e-6  # seconds that whoever waits does not go to sleep
+SPIN_TIME = 200e-6  # seconds that whoever waits does not go to sleep
 DONE, FAILED = b"k", b"e"  # a worker's answers
 STEP = {0: b"0", 1: b"1", None: b"a"}  # what it is asked: to step a half of its rows, or all
 RESET, FORWARD, PICTURE, QUIT = b"r", b"f", b"p", b"q"
@@ -227,7 +227,7 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
     """The whole life of a worker that holds the rows `at`: asked over `line`, a byte at a time, it works in the arrays."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for whoever started us, who saves first and then stops us
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     line.settimeout(3600.0)
     try:
         FROZEN.update(make.files)
@@ -237,12 +237,12 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
         os.close(fd)
         while True:
             try:
-                word = heard(line)
+                word = read_byte(line)
             except TimeoutError:
                 continue
             if word in (b"", QUIT):
                 break
-            line.sendall(DONE + _answer(runner, word, line, halves))
+            line.sendall(DONE + _do(runner, word, line, halves))
         runner.close()
     except ConnectionError:  # whoever started us is gone, and needs no answer
         pass
@@ -253,14 +253,14 @@ def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: li
         os._exit(0)
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Whoever started us is gone, by whatever way: so do we, wherever we are."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _answer(runner: RowRunner, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
+def _do(runner: RowRunner, word: bytes, line: socket.socket, halves: list[tuple[int, int]]) -> bytes:
     if word == STEP[None]:
         runner.step(0, sys.maxsize)
         return b""
@@ -276,17 +276,17 @@ def _answer(runner: RowRunner, word: bytes, line: socket.socket, halves: list[tu
     return packed(runner.rows[asked].picture())
 
 
-give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-def heard(line: socket.socket) -> bytes:
+def read_byte(line: socket.socket) -> bytes:
     """The next byte, or nothing where the other side is gone; waits for as long as the line has patience. At first it only
     lets others go before: a process that sleeps is woken late, which for a cheap environment is most of a step."""
-    limit = time.perf_counter() + AWAKE
+    limit = time.perf_counter() + SPIN_TIME
     while time.perf_counter() < limit:
         with suppress(BlockingIOError):
             return os.read(line.fileno(), 1)  # a line with patience does not block by itself
-        give_way()
+        yield_core()
     return line.recv(1)
 
 
@@ -306,11 +306,11 @@ def packed(thing: Any) -> bytes:
 
 
 def unpacked(line: socket.socket) -> Any:
-    (length,) = struct.unpack("!Q", exactly(line, 8))
-    return pickle.loads(exactly(line, length))
+    (length,) = struct.unpack("!Q", receive_exactly(line, 8))
+    return pickle.loads(receive_exactly(line, length))
 
 
-def exactly(line: socket.socket, length: int) -> bytes:
+def receive_exactly(line: socket.socket, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         piece = line.recv(min(length - len(data), 1 << 20))

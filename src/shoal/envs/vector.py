@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Environment, Sketch
+from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion
+from shoal.envs.drawing import Sketch
 from shoal.envs.rows import Arrays, Maker, Row, Steps, in_words, parts
 from shoal.envs.workers import Serial, WorkerPool, broken, cores
 from shoal.ids import USER_MODULE, own_files
@@ -41,7 +42,7 @@ from shoal.spec import Frame, Group, NotFiniteError, Outcome, Result, UserError,
 BITS = 15  # of a seed, from each of two uniform numbers
 LONGEST = 100_000  # steps of an episode that are kept, to play them again
 
-Look = dict[tuple[str, ...], np.ndarray]  # what some rows saw: a place without its frame -> [rows, ...]
+Snapshot = dict[tuple[str, ...], np.ndarray]  # a frame of some rows: a place without its frame's name -> [rows, ...]
 
 
 MOST_ROWS = 65_536
@@ -90,11 +91,11 @@ class Host(Environment, ABC):
         if self._own is not None:
             self._files[self._own] = Path(self._own).read_bytes()
         try:
-            self._like = self.row(self.config)
-            self._like.close()
+            self._template = self.row(self.config)
+            self._template.close()
         except SystemExit as e:
             raise broken(in_words(e)) from e
-        self.spec, self.news = self._like.spec, list(self._like.notes)
+        self.spec, self.news = self._template.spec, list(self._template.notes)
         middle = -(-rows // 2)
         most = cores() if hasattr(socket, "send_fds") else 0  # workers need what Windows does not have
         self.workers = min(most if self.config.workers == "auto" else self.config.workers, rows)
@@ -107,30 +108,30 @@ class Host(Environment, ABC):
 
     @property
     def conversions(self) -> dict[str, Conversion]:
-        return self._like.conversions or super().conversions
+        return self._template.conversions or super().conversions
 
     # --- the contract ---
 
     def reset(self, noise: Tensor) -> Frame:
         everybody = slice(0, self.rows)
-        self._sow(everybody, noise)
+        self._write_seeds(everybody, noise)
         self.pool.reset()
-        self._past = _Past(self.whole[("seed",)], self.halves)
-        self._seen = self._look("new", everybody)
-        self._require_finite(everybody, self._seen)
-        return self._frame(self._look("new", everybody), np.ones(self.rows, bool))
+        self._history = _History(self.whole[("seed",)], self.halves)
+        self._last_frame = self._snapshot("new", everybody)
+        self._require_finite(everybody, self._last_frame)
+        return self._frame(self._snapshot("new", everybody), np.ones(self.rows, bool))
 
     def step(self, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
         everybody, pool = slice(0, self.rows), self.pool
-        at_once: list[int | None] = [None] if pool.sound else [*range(len(self.halves))]
-        self._put(everybody, actions, noise)
-        for k in at_once:
+        asked: list[int | None] = [None] if pool.sound else [*range(len(self.halves))]
+        self._write_actions(everybody, actions, noise)
+        for k in asked:
             pool.step(k)
-        return self._outcome(everybody, [i for k in at_once for i in pool.wait(k)])
+        return self._outcome(everybody, [i for k in asked for i in pool.wait(k)])
 
     def send(self, k: int, actions: dict[str, Tensor], noise: Tensor) -> None:
         """Have the rows of half `k` stepped: actions [rows of the half, N, ...] in the space's own units."""
-        self._put(self.halves[k], actions, noise)
+        self._write_actions(self.halves[k], actions, noise)
         self.pool.step(k)
 
     def receive(self, k: int) -> Outcome:
@@ -139,38 +140,38 @@ class Host(Environment, ABC):
 
     def get_state(self) -> dict[str, Any]:
         """Each row's seed, its actions since, and what they led to."""
-        seen = [torch.from_numpy(x.copy()) for x in self._seen.values()]
-        return {"seeds": torch.from_numpy(self._past.seeds.copy()), "actions": self._past.actions(), "seen": seen}
+        seen = [torch.from_numpy(x.copy()) for x in self._last_frame.values()]
+        return {"seeds": torch.from_numpy(self._history.seeds.copy()), "actions": self._history.actions(), "seen": seen}
 
     def set_state(self, state: dict[str, Any]) -> Frame:
         seeds, steps = state["seeds"].numpy(), [_steps(actions) for actions in state["actions"]]
         if len(seeds) != self.rows:
             raise UserError(f"this state has {len(seeds)} rows and the world {self.rows}: make the world with as many.")
-        strange = ~np.array(self.pool.forward(seeds.clip(0), steps)) | (seeds < 0)
-        for x, y in zip(self._look("new", slice(None)).values(), (t.numpy() for t in state["seen"]), strict=True):
-            strange |= ~((x == y) | ((x != x) & (y != y))).reshape(self.rows, -1).all(1)
-        if strange.any():
-            seeds = np.where(strange, (abs(seeds) * 48271 + 11) % (1 << 2 * BITS), seeds)
-            steps = [[] if odd else s for odd, s in zip(strange, steps, strict=True)]
+        changed = ~np.array(self.pool.forward(seeds.clip(0), steps)) | (seeds < 0)
+        for x, y in zip(self._snapshot("new", slice(None)).values(), (t.numpy() for t in state["seen"]), strict=True):
+            changed |= ~((x == y) | ((x != x) & (y != y))).reshape(self.rows, -1).all(1)
+        if changed.any():
+            seeds = np.where(changed, (abs(seeds) * 48271 + 11) % (1 << 2 * BITS), seeds)
+            steps = [[] if begins_anew else s for begins_anew, s in zip(changed, steps, strict=True)]
             self.whole[("seed",)][:] = seeds
-            self.pool.reset(np.flatnonzero(strange).tolist())
+            self.pool.reset(np.flatnonzero(changed).tolist())
             self.news.append(
-                f"{strange.sum()} of {self.rows} rows did not come out the same when their episode was played again: new "
+                f"{changed.sum()} of {self.rows} rows did not come out the same when their episode was played again: new "
                 "episodes began there, and from here on this run is not bit for bit the one that was stopped."
             )
-        self.begun_anew = self._tensor(strange)
-        self._past = _Past(seeds, self.halves, steps)
-        self._seen = self._look("new", slice(0, self.rows))
-        self._require_finite(slice(0, self.rows), self._seen)
-        return self._frame(self._look("new", slice(0, self.rows)), np.array([not s for s in steps]))
+        self.begun_anew = self._tensor(changed)
+        self._history = _History(seeds, self.halves, steps)
+        self._last_frame = self._snapshot("new", slice(0, self.rows))
+        self._require_finite(slice(0, self.rows), self._last_frame)
+        return self._frame(self._snapshot("new", slice(0, self.rows)), np.array([not s for s in steps]))
 
     def mark(self) -> Any:
         """Where the rows stand, as cheap as it can be had; after `rewind` to it, that is the state that `get_state` gives."""
-        return self._past.copy(), {place: x.copy() for place, x in self._seen.items()}
+        return self._history.copy(), {place: x.copy() for place, x in self._last_frame.items()}
 
     def rewind(self, mark: Any) -> None:
         """The rows themselves cannot go back: nobody steps them again."""
-        self._past, self._seen = mark
+        self._history, self._last_frame = mark
 
     def draw(self, row: int = 0) -> Sketch | None:
         """A picture, where the environment has one and was `sample` from the beginning."""
@@ -191,12 +192,12 @@ class Host(Environment, ABC):
             halves = [(h.start, h.stop) for h in self.halves]
             if self.workers:
                 workers = self.rows if self.sample else self.workers  # some libraries draw one picture a process
-                self._pool = WorkerPool(make, self._like, self.rows, halves, workers, c.timeout, c.start, self.news)
+                self._pool = WorkerPool(make, self._template, self.rows, halves, workers, c.timeout, c.start, self.news)
             else:
-                self._pool = Serial(make, self._like, self.rows, halves)
+                self._pool = Serial(make, self._template, self.rows, halves)
             self.whole = self._pool.whole
             self._frames = {f: [(p[1:], x) for p, x in self.whole.items() if p[0] == f] for f in ("now", "new")}
-            self._paid = [place for place in self.whole if place[0] in ("reward", "shaping")]
+            self._reward_places = [place for place in self.whole if place[0] in ("reward", "shaping")]
             weakref.finalize(self, self._pool.close)
         return self._pool
 
@@ -214,95 +215,95 @@ class Host(Environment, ABC):
             self._constants[key] = torch.full((rows, g.n), value, device=self.device)
         return self._constants[key]
 
-    def _put(self, rows: slice, actions: dict[str, Tensor], noise: Tensor) -> None:
+    def _write_actions(self, rows: slice, actions: dict[str, Tensor], noise: Tensor) -> None:
         """Where those who step these rows will find it."""
-        self._sow(rows, noise)
+        self._write_seeds(rows, noise)
         taken = {g: np.array(a.cpu()) for g, a in actions.items()}  # copies: they are kept
         for g, a in taken.items():
-            alive: Look = {(g, "alive"): self._seen[g, "alive"][rows]} if (g, "alive") in self._seen else {}
+            alive: Snapshot = {(g, "alive"): self._last_frame[g, "alive"][rows]} if (g, "alive") in self._last_frame else {}
             self._require_finite(rows, {("action", g): a, **alive})
             self.whole["action", g][rows] = a
-        self._past.add(rows, taken)
+        self._history.add(rows, taken)
 
-    def _sow(self, rows: slice, noise: Tensor) -> None:
+    def _write_seeds(self, rows: slice, noise: Tensor) -> None:
         """Seeds for the episodes that begin next."""
-        parts_ = (noise.cpu().numpy() * (1 << BITS)).astype(np.int64)
-        self.pool.whole[("seed",)][rows] = parts_[:, 0] << BITS | parts_[:, 1]
+        halves_of_seed = (noise.cpu().numpy() * (1 << BITS)).astype(np.int64)
+        self.pool.whole[("seed",)][rows] = halves_of_seed[:, 0] << BITS | halves_of_seed[:, 1]
 
     def _outcome(self, rows: slice, lost: list[int]) -> Outcome:
         """Of a step of these rows; `lost` are those whose worker was replaced."""
         whole = self.whole
-        following = self._look("now", rows)
+        following = self._snapshot("now", rows)
         if lost:
             at = [i - rows.start for i in lost]
             for place, x in following.items():
-                x[at] = False if place[-1] == "start" else self._seen[place][lost]
+                x[at] = False if place[-1] == "start" else self._last_frame[place][lost]
             whole[("over",)][lost] = True
             for place, x in whole.items():
                 if place[0] in ("reward", "terminated", "shaping", "stats"):
                     x[lost] = 0
-        self._require_finite(rows, {**following, **{place: whole[place][rows] for place in self._paid}})
+        self._require_finite(rows, {**following, **{place: whole[place][rows] for place in self._reward_places}})
         over = whole[("over",)][rows].copy()
         seen, ended = following, bool(over.any())
         if ended:
-            self._past.ended(rows, over, whole[("seed",)])
+            self._history.ended(rows, over, whole[("seed",)])
             seen = {place: x.copy() for place, x in following.items()}
             for place, x in seen.items():
                 x[over] = whole["new", *place][rows][over]
             self._require_finite(rows, seen)
         for place, x in seen.items():
-            self._seen[place][rows] = x
+            self._last_frame[place][rows] = x
         next_frame = self._frame(following, None)
         frame = self._frame(seen, over) if ended else next_frame
-        results = {g.name: self._pay(g, rows) for g in self.spec.groups}
+        results = {g.name: self._result(g, rows) for g in self.spec.groups}
         stats = {name: self._tensor(whole[("stats",)][rows, j].copy()) for j, name in enumerate(self.spec.stats)}
-        gone = self._nobody(len(over)) if not lost else self._tensor(np.isin(np.arange(rows.start, rows.stop), lost))
+        gone = self._no_rows(len(over)) if not lost else self._tensor(np.isin(np.arange(rows.start, rows.stop), lost))
         return Outcome(results, self._tensor(over), stats, next_frame, frame, gone)
 
-    def _require_finite(self, rows: slice, arrays_: Look) -> None:
+    def _require_finite(self, rows: slice, arrays: Snapshot) -> None:
         """Nothing that these rows gave or are given is infinite or NaN, but what the dead see and do."""
-        for place, x in arrays_.items() if self.checks_finite else ():
+        for place, x in arrays.items() if self.checks_finite else ():
             if x.dtype.kind != "f" or np.isfinite(x).all():
                 continue
             kind, name = place if len(place) == 2 else ("observation", place[0]) if len(place) == 3 else ("state", "")
             wide = x.reshape(len(x), self.spec[name].n if name else 1, -1)  # [rows, N, ...]
             bad = ~np.isfinite(wide).all(-1)
-            if kind in ("observation", "action") and (name, "alive") in arrays_:
-                bad &= arrays_[name, "alive"]
+            if kind in ("observation", "action") and (name, "alive") in arrays:
+                bad &= arrays[name, "alive"]
             for i, agent in np.argwhere(bad):
                 values, of = wide[i, agent], f" of {self.spec[name].agents[agent]}" if name else ""
-                seed, step = self._past.at(row := rows.start + int(i))
+                seed, step = self._history.at(row := rows.start + int(i))
                 when = f"at step {step} of the episode that began with seed {seed}" if seed >= 0 else "far into an episode"
                 what = f"the {kind}{of} in row {row} is {values[~np.isfinite(values)][0]} {when}"
                 raise NotFiniteError(what, diverged=kind == "action")
 
-    def _nobody(self, rows: int) -> Tensor:
+    def _no_rows(self, rows: int) -> Tensor:
         return self._constants.setdefault((0, rows, False), torch.zeros(rows, dtype=torch.bool, device=self.device))
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(x)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
-    def _look(self, frame: str, rows: slice) -> Look:
+    def _snapshot(self, frame: str, rows: slice) -> Snapshot:
         """A copy: what is shared is written over."""
         return {place: x[rows].copy() for place, x in self._frames[frame]}
 
-    def _frame(self, look: Look, start: np.ndarray | None) -> Frame:
+    def _frame(self, snapshot: Snapshot, start: np.ndarray | None) -> Frame:
         """As tensors; in groups where nobody comes or goes, all agents start where `start` [rows] says."""
-        views, rows = {}, len(next(iter(look.values())))
+        views, rows = {}, len(next(iter(snapshot.values())))
         for g in self.spec.groups:
-            named = {name: self._tensor(look[g.name, "obs", name]) for name, _ in parts(g)}
+            named = {name: self._tensor(snapshot[g.name, "obs", name]) for name, _ in parts(g)}
             obs = named if isinstance(g.obs, dict) else named[""]
-            legal = self._tensor(look[g.name, "legal"]) if g.masked else None
-            if (g.name, "alive") in look:
-                alive, active, begins = (self._tensor(look[g.name, flag]) for flag in ("alive", "active", "start"))
+            legal = self._tensor(snapshot[g.name, "legal"]) if g.masked else None
+            if (g.name, "alive") in snapshot:
+                alive, active, begins = (self._tensor(snapshot[g.name, flag]) for flag in ("alive", "active", "start"))
             else:
                 alive = active = self._flags(g, rows, True)
                 begins = self._flags(g, rows, False) if start is None else self._tensor(start)[:, None].expand(rows, g.n)
             views[g.name] = View(obs, alive, active, begins, legal)
-        return Frame(views, self._tensor(look[("state",)]) if self.spec.state is not None else None)
+        return Frame(views, self._tensor(snapshot[("state",)]) if self.spec.state is not None else None)
 
-    def _pay(self, g: Group, half: slice) -> Result:
+    def _result(self, g: Group, half: slice) -> Result:
         reward, terminated, shaping = (
             self._tensor(self.whole[kind, g.name][half].copy()) if (kind, g.name) in self.whole else None
             for kind in ("reward", "terminated", "shaping")
@@ -313,15 +314,15 @@ class Host(Environment, ABC):
 
     whole: Arrays
     _frames: dict[str, list[tuple[tuple[str, ...], np.ndarray]]]  # now and new
-    _paid: list[tuple[str, ...]]  # the places of rewards and shaping
-    _past: _Past
-    _seen: Look  # by all rows, last
+    _reward_places: list[tuple[str, ...]]  # the places of rewards and shaping
+    _history: _History
+    _last_frame: Snapshot  # of all rows
 
 
 # --- what is needed to play an episode again --------------------------------------------------------------------------
 
 
-class _Past:
+class _History:
     """Each row's seed and its actions since: the steps of each half in a list, and where in it a row's episode began."""
 
     def __init__(self, seeds: np.ndarray, halves: tuple[slice, ...], steps: list[Steps] | None = None):
@@ -336,8 +337,8 @@ class _Past:
             self.log[k] = [{g: np.stack([s[t][g] for s in filled]) for g in blank} for t in range(longest)]
             self.began[half] = [longest - len(s) for s in mine]
 
-    def copy(self) -> _Past:
-        other = _Past(self.seeds, self.halves)
+    def copy(self) -> _History:
+        other = _History(self.seeds, self.halves)
         other.began, other.log = self.began.copy(), [list(log) for log in self.log]
         return other
 
@@ -380,5 +381,5 @@ class _Past:
 
 
 def _steps(actions: dict[str, Tensor]) -> Steps:
-    arrays_ = {g: x.numpy() for g, x in actions.items()}
-    return [{g: x[t] for g, x in arrays_.items()} for t in range(len(next(iter(arrays_.values()), ())))]
+    arrays = {g: x.numpy() for g, x in actions.items()}
+    return [{g: x[t] for g, x in arrays.items()} for t in range(len(next(iter(arrays.values()), ())))]

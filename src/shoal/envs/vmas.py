@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Environment, Line, Sketch
+from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion, Description, describe
-from shoal.envs.pettingzoo import cast_of, imported, made, sides_of
+from shoal.envs.drawing import Circle, Line, Sketch
+from shoal.envs.grouping import group_agents, team_of_groups
+from shoal.envs.pettingzoo import imported, made
 from shoal.envs.spaces import Moves, kind_of, settings
 from shoal.ids import near
 from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_leaves, where_rows
@@ -80,11 +82,11 @@ class VMAS(Environment):
         self._conversions = {
             a: Conversion(_described(looks[i]), _wanted(self.inner.action_space.spaces[i])) for a, i in agents.items()
         }
-        alike = {a: (widths[i], moves[i].space) for a, i in agents.items()}
-        cast = cast_of(c.groups, list(agents), alike)
-        sides = sides_of(c.teams, list(cast))
-        self.members = {name: [agents[a] for a in names] for name, names in cast.items()}
-        groups = (Group(n, sides[n], tuple(a), (alike[a[0]][0],), alike[a[0]][1]) for n, a in cast.items())
+        both = {a: (widths[i], moves[i].space) for a, i in agents.items()}
+        members_of = group_agents(c.groups, list(agents), both)
+        team_of = team_of_groups(c.teams, list(members_of))
+        self.members = {name: [agents[a] for a in names] for name, names in members_of.items()}
+        groups = (Group(n, team_of[n], tuple(a), (both[a[0]][0],), both[a[0]][1]) for n, a in members_of.items())
         self.spec = EnvSpec(tuple(groups), horizon=c.max_steps)
         self.news = list(dict.fromkeys(m.note for m in moves if m.note))
         self.clock = torch.zeros(rows, dtype=torch.long, device=self.device)

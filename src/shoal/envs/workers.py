@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from shoal.envs import rows as words
-from shoal.envs.rows import Maker, Row, RowRunner, Steps, arrays, heard, in_words, packed, serve, size, unpacked
+from shoal.envs import rows as protocol
+from shoal.envs.rows import Maker, Row, RowRunner, Steps, arrays, in_words, packed, read_byte, serve, size, unpacked
 from shoal.spec import UserError
 
-TRIES = 3  # times in a row that a worker is replaced before it is taken for broken,
-SHARE = 20  # or more often than at every so many of its answers
-PARTING = 1.0  # seconds that workers have to leave by themselves
-SHARED = "/dev/shm"  # a file there is memory
+MAX_FAILURES = 3  # times in a row that a worker is replaced before it is taken for broken,
+ANSWERS_PER_RESTART = 20  # or more often than at every so many of its answers
+EXIT_TIME = 1.0  # seconds that workers have to leave by themselves
+SHARED_MEMORY = "/dev/shm"  # a file there is memory
 
 
 def cores() -> int:
@@ -44,8 +44,8 @@ class Serial:
 
     sound = True
 
-    def __init__(self, make: Maker, like: Row, rows: int, halves: list[tuple[int, int]]):
-        self.whole, self.halves, self.all = arrays(like, rows), halves, list(range(rows))
+    def __init__(self, make: Maker, template: Row, rows: int, halves: list[tuple[int, int]]):
+        self.whole, self.halves, self.all = arrays(template, rows), halves, list(range(rows))
         self.runner = RowRunner([attempt(make) for _ in self.all], self.all, self.whole)
 
     def reset(self, rows: list[int] | None = None) -> None:
@@ -85,7 +85,7 @@ class WorkerPool:
     def __init__(
         self,
         make: Maker,
-        like: Row,
+        template: Row,
         rows: int,
         halves: list[tuple[int, int]],
         workers: int,
@@ -97,8 +97,8 @@ class WorkerPool:
         method = start if start != "auto" else "fork" if sys.platform == "linux" else "spawn"  # elsewhere torch minds forks
         self.context: Any = multiprocessing.get_context(method)
         self.restarts, self.open = 0, True
-        self.file = shared_file(size(like, rows))
-        self.whole = arrays(like, rows, mmap.mmap(self.file.fileno(), 0))
+        self.file = shared_file(size(template, rows))
+        self.whole = arrays(template, rows, mmap.mmap(self.file.fileno(), 0))
         shares = [list(range(k, rows, workers)) for k in range(workers)]  # every worker has some of each half
         atexit.register(self.close)  # before multiprocessing asks them to leave by a signal that they do not hear
         self.workers = [self._started(Worker(at, None, None, self._share(at), set())) for at in shares]  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class WorkerPool:
         asked = {id(w): [i for i in w.at if rows is None or i in rows] for w in self.workers}
         busy = [w for w in self.workers if asked[id(w)]]
         for w in busy:
-            self._ask(w, words.RESET + packed(asked[id(w)]))
+            self._ask(w, protocol.RESET + packed(asked[id(w)]))
         for w in busy:
             if not self._done(w):
                 self._begin(w, asked[id(w)])
@@ -122,7 +122,7 @@ class WorkerPool:
         """The rows of half `k`, or all."""
         for w in self.workers:
             if k not in w.lost and w.share[k]:
-                self._ask(w, words.STEP[k])
+                self._ask(w, protocol.STEP[k])
 
     def wait(self, k: int | None) -> list[int]:
         """The rows of half `k`, or of all, whose worker was replaced: they have begun anew."""
@@ -138,7 +138,7 @@ class WorkerPool:
     def forward(self, seeds: np.ndarray, steps: list[Steps]) -> list[bool]:
         same = [False] * self.rows
         for w in self.workers:
-            self._ask(w, words.FORWARD + packed([(i, int(seeds[i]), steps[i]) for i in w.at]))
+            self._ask(w, protocol.FORWARD + packed([(i, int(seeds[i]), steps[i]) for i in w.at]))
         for w in self.workers:
             patience = self.timeout * (1 + sum(len(steps[i]) for i in w.at) / 100)
             if self._done(w, patience):
@@ -149,7 +149,7 @@ class WorkerPool:
 
     def picture(self, row: int) -> np.ndarray | None:
         w = next(w for w in self.workers if row in w.at)
-        self._ask(w, words.PICTURE + packed(row))
+        self._ask(w, protocol.PICTURE + packed(row))
         return unpacked(w.line) if self._done(w) else None
 
     def close(self) -> None:
@@ -158,8 +158,8 @@ class WorkerPool:
         self.open = False
         atexit.unregister(self.close)
         for w in self.workers:
-            self._ask(w, words.QUIT)
-        limit = time.monotonic() + PARTING
+            self._ask(w, protocol.QUIT)
+        limit = time.monotonic() + EXIT_TIME
         for w in self.workers:
             w.process.join(max(limit - time.monotonic(), 0))
             self._stop(w)
@@ -197,16 +197,16 @@ class WorkerPool:
         patience = patience or self.timeout * (1 if w.answers else 1 + len(w.at))  # at first it makes its rows
         w.line.settimeout(patience)
         try:
-            answer = heard(w.line)
+            answer = read_byte(w.line)
         except TimeoutError:
             return self._replace(w, f"took longer than {patience:g} s (--env.timeout)")
         except OSError:
             answer = b""
-        if answer == words.DONE:
+        if answer == protocol.DONE:
             w.failures = 0
             w.answers += 1
             return True
-        if answer == words.FAILED:
+        if answer == protocol.FAILED:
             raise broken(unpacked(w.line))
         w.process.join(self.timeout)
         code = w.process.exitcode
@@ -217,9 +217,9 @@ class WorkerPool:
         pid = w.process.pid
         self._stop(w)
         w.failures, w.replaced = w.failures + 1, w.replaced + 1
-        if w.failures > TRIES:
+        if w.failures > MAX_FAILURES:
             raise broken(f"its worker {why}, {w.failures} times in a row")
-        if w.replaced > TRIES and w.replaced * SHARE > w.answers:
+        if w.replaced > MAX_FAILURES and w.replaced * ANSWERS_PER_RESTART > w.answers:
             raise broken(f"its worker {why}, {w.replaced} times in {w.answers} steps")
         self.restarts += 1
         self.news.append(f"Worker {pid} {why} and was replaced: its {len(w.at)} rows are truncated and begin new episodes.")
@@ -230,7 +230,7 @@ class WorkerPool:
     def _begin(self, w: Worker, rows: list[int]) -> None:
         """New episodes in these rows of a worker that was replaced; whatever it takes."""
         while True:
-            self._ask(w, words.RESET + packed(rows))
+            self._ask(w, protocol.RESET + packed(rows))
             failures = w.failures
             if self._done(w):
                 w.failures = failures  # only a step proves it sound
@@ -250,7 +250,7 @@ def broken(why: str) -> UserError:
 
 def shared_file(length: int) -> Any:
     """A file without a name, in memory where there is room for it."""
-    for folder in (SHARED if os.path.isdir(SHARED) else None, None):
+    for folder in (SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None, None):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         try:
             if hasattr(os, "posix_fallocate"):  # else a write would end the process where memory is short

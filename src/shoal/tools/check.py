@@ -1,8 +1,8 @@
 """A doctor for environments: steps one with random legal actions, and says what it is, what was seen and what is wrong.
 
-It looks twice. First at the raw object, where there is one (of Gymnasium's or PettingZoo's kind): what `reset` and `step`
-return, against the spaces it declares. Then at the world that Shoal makes of it, or a native one: the contract of
-`envs/base.py`.
+It checks twice. First the raw object, where there is one (of Gymnasium's or PettingZoo's kind): what `reset` and `step`
+return, against the spaces it declares (`raw.py`), and what the library's own checker says. Then the world that Shoal makes of
+it, or a native one: the contract of `envs/base.py` (`contract.py`).
 A finding is `ok`, a `note` (it works; know it) or a `problem` (training on it goes wrong), and one sentence.
 
 All this happens in a process of its own (`doctor.py`), which tells what it finds as it goes: an environment that hangs is
@@ -25,8 +25,8 @@ from shoal.envs.rows import parts
 from shoal.ids import catalog
 from shoal.log.console import short
 from shoal.spec import Box, EnvSpec, Group, UserError
-from shoal.tools.doctor import GRACE, CheckOptions, Finding, look, why_not
-from shoal.tools.raw import Level
+from shoal.tools.contract import Finding, Level
+from shoal.tools.doctor import GRACE, CheckOptions, run_check, why_not
 
 
 @dataclass
@@ -84,17 +84,17 @@ def check(env: str, options: CheckOptions | None = None, config: Mapping[str, An
     options, report = options or CheckOptions(), Report(env)
     context = multiprocessing.get_context("fork")
     line, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=look, args=(theirs, env, dict(config or {}), options), name="shoal-check")
+    child = context.Process(target=run_check, args=(theirs, env, dict(config or {}), options), name="shoal-check")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child uses one alone
         child.start()
     theirs.close()
-    doing, patience, heard = "loading it", options.timeout, time.monotonic()
+    doing, patience, last = "loading it", options.timeout, time.monotonic()
     try:
         while True:
             if line.poll(0.1):
                 with suppress(EOFError):
-                    heard, (word, what) = time.monotonic(), line.recv()
+                    last, (word, what) = time.monotonic(), line.recv()
                     if word == "done":
                         return report
                     if word == "refused":
@@ -114,7 +114,7 @@ def check(env: str, options: CheckOptions | None = None, config: Mapping[str, An
                 sentence = f"the process {how} while {doing}: nothing that it calls may end the process."
                 report.findings.append(Finding("problem", "crash", sentence))
                 return report
-            if time.monotonic() - heard > patience + GRACE:
+            if time.monotonic() - last > patience + GRACE:
                 sentence = f"{doing} took longer than {patience:g} s and could not be interrupted: see what it waits for."
                 report.findings.append(Finding("problem", "hang", sentence))
                 return report

@@ -1,4 +1,4 @@
-"""A raw environment of Gymnasium's or PettingZoo's kind as the doctor steps it, whatever its kind: everything by agent."""
+"""A raw environment of Gymnasium's or PettingZoo's kind stepped alike whatever its kind: everything by agent."""
 
 from __future__ import annotations
 
@@ -6,28 +6,20 @@ import hashlib
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from shoal.envs.spaces import SIMPLE, Moves, kind_of
+from shoal.envs.spaces import Moves, kind_of
 from shoal.spec import Box, Space
+from shoal.tools.contract import BrokenError, During, form_of
 
-Level = Literal["ok", "note", "problem"]
 MASK = "action_mask"
 
 
-class BrokenError(Exception):
-    """So wrong that a look ends here."""
-
-    def __init__(self, about: str, sentence: str):
-        super().__init__(sentence)
-        self.about = about
-
-
 @dataclass
-class Moment:
+class RawStep:
     """What a reset or a step returned."""
 
     obs: dict[Any, Any]
@@ -44,11 +36,11 @@ class Moment:
         self.digest = hashlib.sha1(repr(whole).encode()).hexdigest()
 
 
-class Raw:
-    def __init__(self, env: Any, doctor: Any):
-        self.env, self.doctor = env, doctor
+class RawEnv:
+    def __init__(self, env: Any, during: During):
+        self.env, self.during = env, during
         self.in_turn, self.by_name = hasattr(env, "agent_iter"), hasattr(env, "possible_agents")
-        with doctor.during("giving its spaces"):
+        with during("giving its spaces"):
             if self.by_name:
                 self.names = list(env.possible_agents)
                 self.spaces = {a: env.observation_space(a) for a in self.names}
@@ -63,22 +55,22 @@ class Raw:
             self.moves = {a: Moves(s) for a, s in actions.items()}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        with self.doctor.during(name):
+        with self.during(name):
             return getattr(self.env, name)(*args, **kwargs)
 
-    def reset(self, seed: int) -> Moment:
+    def reset(self, seed: int) -> RawStep:
         answer = self.call("reset", seed=seed)
         if self.in_turn:
-            return self._moment_in_turn([])
+            return self._observed_in_turn([])
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise BrokenError("form", f"reset returned {form_of(answer)}: it must return two things, observation and info.")
         obs, infos = answer
         if self.by_name:
             self._named("reset", observations=obs, infos=infos)
-            return Moment(dict(obs), infos, list(self.env.agents), list(self.env.agents))
-        return Moment(self._each(obs), {self.names[0]: infos}, self.names, self.names)
+            return RawStep(dict(obs), infos, list(self.env.agents), list(self.env.agents))
+        return RawStep(self._each(obs), {self.names[0]: infos}, self.names, self.names)
 
-    def move(self, actions: dict[Any, np.ndarray]) -> Moment:
+    def move(self, actions: dict[Any, np.ndarray]) -> RawStep:
         moves = {a: self.moves[a].read(x) for a, x in actions.items()}
         if self.in_turn:
             return self._step_in_turn(moves)
@@ -91,12 +83,12 @@ class Raw:
         if self.by_name:
             self._named("step", observations=obs, rewards=rewards, terminations=terminated, truncations=truncated)
             there = [a for a in self.env.agents if not terminated.get(a) and not truncated.get(a)]
-            return Moment(dict(obs), infos, there, there, rewards, terminated, truncated, not there)
+            return RawStep(dict(obs), infos, there, there, rewards, terminated, truncated, not there)
         over = bool(np.all(terminated) or np.any(truncated))
         each = [self._each(x) if self.tuples and np.ndim(x) else dict.fromkeys(self.names, x) for x in answer[1:4]]
-        learner_reward, ends, cuts = each
+        rewards, terminated, truncated = each
         there = [] if over else self.names
-        return Moment(self._each(obs), {self.names[0]: infos}, there, there, learner_reward, ends, cuts, over)
+        return RawStep(self._each(obs), {self.names[0]: infos}, there, there, rewards, terminated, truncated, over)
 
     def _each(self, x: Any) -> dict[Any, Any]:
         if not self.tuples:
@@ -110,7 +102,7 @@ class Raw:
             if not isinstance(x, Mapping):
                 raise BrokenError("form", f"the {name} that {call} returned are {form_of(x)}: they must be a dict by agent.")
 
-    def _step_in_turn(self, moves: dict[Any, Any]) -> Moment:
+    def _step_in_turn(self, moves: dict[Any, Any]) -> RawStep:
         """A move, and the leaving of those that it ended."""
         env = self.env
         mover = env.agent_selection
@@ -125,76 +117,23 @@ class Raw:
         else:
             if env.agents:
                 raise BrokenError("lives", "the dead do not leave when they are stepped with None: call _was_dead_step.")
-        now = self._moment_in_turn([a for a in before if ends.get(a) or cuts.get(a)])
+        now = self._observed_in_turn([a for a in before if ends.get(a) or cuts.get(a)])
         return replace(now, obs={**last, **now.obs}, rewards=rewards, terminated=ends, truncated=cuts, over=not now.there)
 
-    def _moment_in_turn(self, gone: list[Any]) -> Moment:
+    def _observed_in_turn(self, gone: list[Any]) -> RawStep:
         env = self.env
         there = [a for a in env.agents if a not in gone]
         obs = {a: self.call("observe", a) for a in there}
-        return Moment(obs, env.infos, there, [env.agent_selection] if there else [])
+        return RawStep(obs, env.infos, there, [env.agent_selection] if there else [])
 
-    def mask(self, agent: Any, moment: Moment) -> np.ndarray | None:
+    def mask(self, agent: Any, now: RawStep) -> np.ndarray | None:
         """Choices that are allowed, end to end; none: all."""
-        seen, info = moment.obs.get(agent), moment.infos.get(agent) if isinstance(moment.infos, Mapping) else None
+        seen, info = now.obs.get(agent), now.infos.get(agent) if isinstance(now.infos, Mapping) else None
         inside = self.by_name and kind_of(self.spaces[agent]) == "Dict" and MASK in self.spaces[agent].spaces
         given = seen[MASK] if inside and isinstance(seen, Mapping) and MASK in seen else (info or {}).get(MASK)
         if given is None:
             return None
         return np.concatenate([np.ravel(m) for m in given] if isinstance(given, tuple | list) else [np.ravel(given)]) != 0
-
-
-def misfit(x: Any, space: Any, what: str) -> tuple[Level, str, str] | None:
-    """How an observation is not of its space: level, what about, sentence."""
-    kind = kind_of(space)
-    if kind in ("Dict", "Tuple"):
-        inner = dict(space.spaces) if kind == "Dict" else dict(enumerate(space.spaces))
-        given = dict(x) if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple | list) else {}
-        if set(given) != set(inner):
-            has = ", ".join(map(str, given)) or form_of(x)
-            return (
-                "problem",
-                "observations",
-                f"{what} is {has} where its space has {', '.join(map(str, inner))}: make them alike.",
-            )
-        return next((w for k, s in inner.items() if (w := misfit(given[k], s, f"{what}, part {k},"))), None)
-    if kind not in SIMPLE:
-        return None
-    try:
-        a = np.asarray(x)
-    except ValueError:
-        a = np.empty(0, object)
-    if a.dtype.kind not in "biuf":
-        return "problem", "observations", f"{what} is {form_of(x)}, which is not made of numbers: return an array."
-    if a.shape != tuple(space.shape):
-        return "problem", "observations", f"{what} has shape {a.shape} and its space {tuple(space.shape)}: make them alike."
-    if not np.isfinite(a).all():
-        return "problem", "finite", f"{what} has {_first(a, ~np.isfinite(a))} in it: observations must be finite."
-    low, high = _bounds(space)
-    slack = 1e-6 * (1 + np.abs(a)) if a.dtype.kind == "f" else 0
-    outside = (a < low - slack) | (a > high + slack)
-    if outside.any():
-        span = f"{_first(low + 0 * a, outside)} to {_first(high + 0 * a, outside)}"
-        value = _first(a, outside)
-        return "problem", "observations", f"{what} has {value} in it where its space says {span}: widen the space or clip."
-    if kind != "Discrete" and a.dtype != space.dtype:
-        fine = np.can_cast(a.dtype, space.dtype, "same_kind")
-        text = f"{what} is {a.dtype} where its space says {space.dtype}"
-        rest = "Shoal converts it; make them alike." if fine else "numbers are lost when it is converted; make them alike."
-        return "note" if fine else "problem", "dtypes", f"{text}: {rest}"
-    return None
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    kind = kind_of(space)
-    if kind == "Box":
-        return space.low, space.high
-    start = getattr(space, "start", 0)
-    return (0, 1) if kind == "MultiBinary" else (start, start + (space.n if kind == "Discrete" else space.nvec) - 1)
-
-
-def _first(a: Any, where: np.ndarray) -> str:
-    return f"{np.asarray(a)[where].flat[0]:.6g}"
 
 
 def chosen(space: Space, mask: np.ndarray | None, draw: torch.Generator) -> np.ndarray:
@@ -232,10 +171,3 @@ def in_bytes(x: Any) -> Any:
         return [in_bytes(v) for v in x]
     a = np.asarray(x)
     return repr(x) if a.dtype.kind == "O" else a.tobytes()
-
-
-def form_of(x: Any) -> str:
-    """What something is, as one would say it."""
-    if isinstance(x, tuple | list):
-        return f"a {type(x).__name__} of {len(x)}"
-    return "nothing" if x is None else f"a {type(x).__name__}"

@@ -30,7 +30,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from shoal import files
-from shoal.envs.base import Circle, Environment, Line, Sketch
+from shoal.envs.base import Environment
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.ids import slug
 from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players

@@ -45,7 +45,7 @@ class Players:
             draws = None if greedy and a.greedy else {g: noise[g] for g in a.groups}
             part = a.act(frame, {g: fresh[g] for g in a.groups}, draws, explore)
             for whole, own in zip(acted, part, strict=True):
-                whole.update(own)  # type: ignore[attr-defined]
+                whole.update(own)
         return acted
 
 

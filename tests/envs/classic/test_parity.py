@@ -20,7 +20,8 @@ import pytest
 import torch
 from scipy import stats
 
-from shoal.envs.base import Sketch, World
+from shoal.envs.base import World
+from shoal.envs.drawing import Sketch
 from shoal.ids import find
 from shoal.spec import Box, Outcome, UserError, tree_leaves
 

@@ -1,4 +1,4 @@
-"""What every scenario owes: shapes, pure functions of state, actions and noise, exact restoring, rows that do not meet."""
+"""What every scenario owes beyond `envs/test_contract.py`: its teams, its blocks of observations, the end of its episodes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.envs.mpe.world import Scenario
+from shoal.ids import catalog
 from shoal.spec import Frame, Outcome, tree_leaves
 
 from .reference import AGENTS, make, random_actions
@@ -46,6 +46,10 @@ def play(world: Scenario, steps: int, seed: int = 0, begin: bool = True) -> list
     return [world.step(random_actions(world, gen), noise[t + 1]) for t in range(steps)]
 
 
+def test_every_scenario_is_here() -> None:
+    assert set(AGENTS) == {id for id, e in catalog("envs").items() if e.native and issubclass(e.load(), Scenario)}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("actions", ["discrete", "multi", "continuous"])
 @every_world
@@ -81,47 +85,6 @@ def test_shapes(name: str, settings: dict[str, Any], actions: str, dtype: torch.
     world.draw(ROWS - 1)
 
 
-@every_world
-def test_same_noise_and_actions_same_outcome(name: str, settings: dict[str, Any]) -> None:
-    assert same(play(make(name, ROWS, **settings), 30), play(make(name, ROWS, **settings), 30))
-    assert not same(play(make(name, ROWS, **settings), 30), play(make(name, ROWS, **settings), 30, seed=5))
-
-
-@every_world
-def test_state_goes_out_and_in_bit_for_bit(name: str, settings: dict[str, Any]) -> None:
-    world, other = make(name, ROWS, **settings), make(name, ROWS, **settings)
-    play(world, 11)
-    world.stage.fill_(1)
-    saved = world.get_state()
-    play(other, 4, seed=7)
-    frame = other.set_state(saved)
-    assert same(frame, world.observe(world.state))
-    kept = {k: v.clone() for k, v in saved.items()}
-    assert same(play(world, 30, seed=9, begin=False), play(other, 30, seed=9, begin=False))
-    assert same(saved, kept)  # what was taken out is a copy
-    assert all(v.data_ptr() != world.get_state()[k].data_ptr() for k, v in world.state.items())
-
-
-@every_world
-def test_rows_do_not_meet(name: str, settings: dict[str, Any]) -> None:
-    """Other actions and other noise in row 1 change row 1 and nothing else."""
-    a, b = make(name, ROWS, **settings), make(name, ROWS, **settings)
-    noise, gen = noises(a, 31), torch.Generator().manual_seed(1)
-    a.reset(noise[0])
-    b.reset(noise[0])
-    for t in range(1, 31):
-        actions, others = random_actions(a, gen), random_actions(a, gen)
-        mixed = {k: v.clone() for k, v in actions.items()}
-        for k in mixed:
-            mixed[k][1] = others[k][1]
-        stirred = noise[t].clone()
-        stirred[1] = 1 - stirred[1]
-        x, y = tree_leaves(a.step(actions, noise[t])), tree_leaves(b.step(mixed, stirred))
-        for p, q in zip(x, y, strict=True):
-            assert torch.equal(p[::2], q[::2])
-    assert any(not torch.equal(p[1], q[1]) for p, q in zip(x, y, strict=True))
-
-
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_end_of_an_episode(name: str) -> None:
     world = make(name, ROWS, max_cycles=4)
@@ -146,41 +109,6 @@ def test_rows_in_step_need_no_masks_and_get_the_same(name: str) -> None:
     assert general.phase == -1
     quick.hold(8)
     assert quick.phase == 2
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses what reads a tensor on the host or has a shape that depends on data."""
-
-    refused = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in self.refused, f"{name} waits for the device"
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("actions", ["discrete", "multi", "continuous"])
-@every_world
-def test_nothing_waits_for_the_device(name: str, settings: dict[str, Any], actions: str) -> None:
-    world = make(name, ROWS, actions=actions, **settings)
-    noise, gen = noises(world, 4), torch.Generator().manual_seed(0)
-    chosen = random_actions(world, gen)
-    with NoWaiting():
-        world.reset(noise[0])
-        for t in range(1, 4):
-            world.step(chosen, noise[t])
-
-
-@pytest.mark.parametrize("actions", ["discrete", "continuous"])
-@every_world
-def test_everything_is_on_the_worlds_device(name: str, settings: dict[str, Any], actions: str) -> None:
-    """On torch's device without data, mixing in a tensor from the CPU is an error and looking at one impossible."""
-    cpu = make(name, ROWS, actions=actions, **settings)
-    world = type(cpu)(cpu.config, ROWS, device="meta")
-    noise = torch.empty(ROWS, world.noise, device="meta")
-    frame = world.reset(noise)
-    out = world.step({k: v.to("meta") for k, v in random_actions(cpu, torch.Generator()).items()}, noise)
-    assert all(x.device.type == "meta" for x in tree_leaves((frame, out, world.state)))
 
 
 @pytest.mark.parametrize("name", ["simple_reference", "simple_world_comm"])

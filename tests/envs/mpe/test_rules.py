@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.envs.mpe.geometry import fence
 from shoal.envs.mpe.matching import matched, matchings
-from shoal.envs.mpe.world import Scenario, fence
+from shoal.envs.mpe.world import Scenario
 from shoal.spec import UserError
 
 from .reference import AGENTS, make, random_actions

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Line, Move, Sketch, State
+from shoal.envs.base import Move, State
 from shoal.envs.classic.base import BLUE, DARK, GREY, Solo, wrapped
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.spec import Discrete, Frame
 
 DT, FASTEST = 0.2, (4 * math.pi, 9 * math.pi)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Line, Move, Sketch, State
+from shoal.envs.base import Move, State
 from shoal.envs.classic.base import BLUE, DARK, GREY, RED, Solo
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.spec import Discrete, Frame
 
 GRAVITY, POLE, TOTAL, LENGTH, FORCE, DT = 9.8, 0.1, 1.1, 0.5, 10.0, 0.02  # masses of the pole and of both; half the pole

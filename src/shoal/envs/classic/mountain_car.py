@@ -19,8 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Line, Move, Sketch, State
+from shoal.envs.base import Move, State
 from shoal.envs.classic.base import BLUE, DARK, GREEN, GREY, Solo
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.spec import Discrete, Frame, Space
 
 WALL, END, FASTEST, GRAVITY = -1.2, 0.6, 0.07, 0.0025

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.envs.base import Circle, Line, Move, Sketch, State
+from shoal.envs.base import Move, State
 from shoal.envs.classic.base import DARK, RED, Solo, wrapped
+from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.spec import Box, Frame
 
 FASTEST, STRONGEST, DT = 8.0, 2.0, 0.05

@@ -12,7 +12,8 @@ from itertools import permutations
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Parts, Scenario, at_least
+from shoal.envs.mpe.bodies import at_least
+from shoal.envs.mpe.world import Parts, Scenario
 from shoal.spec import UserError
 
 MOST = 6  # agents: 720 ways

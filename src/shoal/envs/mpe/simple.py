@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Parts, Scenario
+from shoal.envs.mpe.bodies import Body
+from shoal.envs.mpe.world import Parts, Scenario
 
 
 class Simple(Scenario):

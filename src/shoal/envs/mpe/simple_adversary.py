@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import BLUE, RED, Body, Color, Parts, Scenario, at_least, length, nearest
+from shoal.envs.drawing import Color
+from shoal.envs.mpe.bodies import BLUE, RED, Body, at_least
+from shoal.envs.mpe.geometry import length, nearest
+from shoal.envs.mpe.world import Parts, Scenario
 
 
 class SimpleAdversary(Scenario):

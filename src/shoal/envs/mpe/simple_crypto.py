@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import BLUE, GREEN, GREY, RED, Body, Color, Parts, Scenario
+from shoal.envs.drawing import Color
+from shoal.envs.mpe.bodies import BLUE, GREEN, GREY, RED, Body
+from shoal.envs.mpe.world import Parts, Scenario
 
 EVE, BOB, ALICE = 0, 1, 2
 

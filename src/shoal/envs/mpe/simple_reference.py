@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Color, Parts, Scenario, length
+from shoal.envs.drawing import Color
+from shoal.envs.mpe.bodies import Body
+from shoal.envs.mpe.geometry import length
+from shoal.envs.mpe.world import Parts, Scenario
 from shoal.spec import UserError
 
 MARKS = ((0.75, 0.25, 0.25), (0.25, 0.75, 0.25), (0.25, 0.25, 0.75))  # colours of the landmarks

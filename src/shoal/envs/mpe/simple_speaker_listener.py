@@ -10,7 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Color, Parts, Scenario, length
+from shoal.envs.drawing import Color
+from shoal.envs.mpe.bodies import Body
+from shoal.envs.mpe.geometry import length
+from shoal.envs.mpe.world import Parts, Scenario
 
 MARKS = ((0.65, 0.15, 0.15), (0.15, 0.65, 0.15), (0.15, 0.15, 0.65))  # colours of the landmarks
 

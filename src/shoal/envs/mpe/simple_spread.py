@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import BLUE, Body, Parts, Scenario, at_least, nearest
+from shoal.envs.mpe.bodies import BLUE, Body, at_least
+from shoal.envs.mpe.geometry import nearest
+from shoal.envs.mpe.world import Parts, Scenario
 from shoal.spec import UserError
 
 CAPTURE = 0.1  # a landmark with an agent this near is occupied

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import GREEN, RED, Body, Parts, Scenario, at_least, fence, nearest, pick
+from shoal.envs.mpe.bodies import GREEN, RED, Body, at_least
+from shoal.envs.mpe.geometry import fence, nearest, pick
+from shoal.envs.mpe.world import Parts, Scenario
 
 PACES = (0.5, 0.75, 1.0)  # of the prey, by stage
 

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import State
-from shoal.envs.mpe.world import Body, Parts, Scenario, at_least, fence, pick
+from shoal.envs.mpe.bodies import Body, at_least
+from shoal.envs.mpe.geometry import fence, pick
+from shoal.envs.mpe.world import Parts, Scenario
 
 
 class SimpleWorldComm(Scenario):

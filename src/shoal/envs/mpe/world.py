@@ -26,31 +26,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.envs.base import Circle, Move, Sketch, State, World
+from shoal.envs.base import Move, State, World
+from shoal.envs.drawing import Color, Sketch
+from shoal.envs.mpe.bodies import Body
+from shoal.envs.mpe.drawing import sketch
+from shoal.envs.mpe.geometry import length, pick, span
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, Slots, Space, UserError
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
-MOST_BODIES = 10_000  # of a kind
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
-GREY, BLUE, GREEN, RED = (0.25, 0.25, 0.25), (0.35, 0.35, 0.85), (0.35, 0.85, 0.35), (0.85, 0.35, 0.35)
 
-Color = tuple[float, float, float]
 Parts = list[tuple[str, Tensor]]  # an observation: what each block is of, and the block [B, n, width] or [B, n, count, width]
-
-
-@dataclass(frozen=True)
-class Body:
-    name: str
-    size: float = 0.05
-    collides: bool = True
-    color: Color = GREY
-    within: float = 1.0  # starts anywhere in [-within, within]
-    # agents alone:
-    movable: bool = True
-    silent: bool = True
-    accel: float = 5.0
-    max_speed: float | None = None
-    mass: float = 1.0
 
 
 class Scenario(World, ABC):
@@ -195,30 +181,7 @@ class Scenario(World, ABC):
         return Frame(views)
 
     def draw(self, row: int = 0) -> Sketch:
-        pos = self.state["pos"][row].tolist()
-        special = self.colors(self.state, row)
-        order = self.marks + self.everyone  # agents over landmarks
-        circles = [
-            Circle(
-                pos[i][0],
-                pos[i][1],
-                self.bodies[i].size,
-                special.get(i, self.bodies[i].color),
-                self.bodies[i].name if i in self.everyone else "",
-                self.bodies[i].collides or i in self.everyone,
-            )
-            for i in order
-            if abs(pos[i][0]) < 100  # treasures that are out of play wait far away
-        ]
-        lines = []
-        for i in self.talkers:
-            said = self.state["comm"][row, i].tolist()
-            if self.config.actions == "continuous":
-                word = " ".join(f"{x:.2f}" for x in said)
-            else:
-                word = chr(ord("A") + said.index(max(said))) if any(said) else "nothing yet"
-            lines.append(f"{self.bodies[i].name} says {word}")
-        return Sketch(tuple(circles), tuple(lines))
+        return sketch(self, row)
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "stage": self.stage.expand(self.rows).clone()}
@@ -328,45 +291,6 @@ class Scenario(World, ABC):
             speed = length(vel)[..., None]
             vel = torch.where(speed > limit, vel / speed * limit, vel)
         return {"pos": pos, "vel": vel}
-
-
-def length(x: Tensor) -> Tensor:
-    return x.square().sum(-1).sqrt()
-
-
-def span(members: Sequence[int]) -> slice:
-    """Neighbouring indices as a slice: a view, where a list of indices would copy."""
-    return slice(members[0], members[-1] + 1) if members else slice(0, 0)
-
-
-def pick(x: Tensor, which: Tensor) -> Tensor:
-    """x[:, which], [B, m, w] -> [B, *which, w]; on a CPU several times faster than indexing."""
-    return x.index_select(1, which.flatten()).unflatten(1, which.shape)
-
-
-def fence(places: Tensor) -> Tensor:
-    """What the edge of the world costs, [B, n, 2] -> [B, n]: on each axis nothing up to 0.9, 1 at 1, 10 at most beyond."""
-    x = places.abs()
-    return torch.where(x < 1, (x * 10 - 9).clamp(min=0), (x * 2 - 2).exp().clamp(max=10)).sum(-1)
-
-
-def at_least(config: Any, least: int, *fields: str) -> None:
-    """Refuse numbers of bodies that there cannot be."""
-    for name in fields:
-        value = getattr(config, name)
-        if value is not None and not least <= value <= MOST_BODIES:
-            must = f"at least {least}" if value < least else f"at most {MOST_BODIES:,}"
-            raise UserError(f"--env.{name.replace('_', '-')} is {value}: it has to be {must}.")
-
-
-def nearest(gaps: Tensor, k: int, *along: Tensor) -> list[Tensor]:
-    """The k nearest of `gaps` [B, n, m, 2], nearest first, zeros where there are fewer; `along` is picked alike."""
-    order = length(gaps).argsort(-1)[..., :k]
-    out = []
-    for x in (gaps, *along):
-        chosen = x.gather(2, order[..., None].expand(*order.shape, x.shape[-1]))
-        out.append(torch.nn.functional.pad(chosen, (0, 0, 0, k - chosen.shape[2])))
-    return out
 
 
 def _layout(parts: Parts) -> tuple[int, tuple[Slots, ...]]:
