@@ -214,9 +214,9 @@ def test_an_update_that_looks_goes_on_as_it_was_and_says_so(monkeypatch: pytest.
     plain, update = make("off", device="cpu", algo="ddqn", rollout=10, **PAST), DDQN.update
     taped = make("graph", device="cpu", algo="ddqn", rollout=10, **PAST)
 
-    def looks(self: Any, batch: Any) -> dict[str, Tensor]:
-        assert batch.over.sum().item() >= 0
-        return update(self, batch)
+    def looks(self: Any, samples: Any) -> dict[str, Tensor]:
+        assert samples.batch.over.sum().item() >= 0
+        return update(self, samples)
 
     monkeypatch.setattr(DDQN, "update", looks)
     for _ in range(7):
