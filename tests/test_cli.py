@@ -376,9 +376,10 @@ def mine(tmp_path):
     block = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text().split("```python\n")[1].split("```")[0]
     imports = (
         "from dataclasses import dataclass\n"
-        "from shoal.algos.base import Algorithm, Optimiser, Rollout\n"
-        "from shoal.nets.encoders import vector_width\n"
+        "from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout\n"
+        "from shoal.algos.optimiser import Optimiser\n"
         "from shoal.nets.heads import Actor\n"
+        "from shoal.nets.parts import vector_width\n"
         "from shoal.ops.distributions import noise_of\n"
         "from shoal.ops.losses import masked_mean, masked_sum\n"
     )
@@ -397,7 +398,7 @@ def test_the_algorithm_of_contributing(mine, tmp_path):
 def test_what_an_algorithm_of_ones_own_cannot_take(capsys, mine, tmp_path):
     """It is said before anything is written, and what to do."""
     named = tmp_path / "named.py"
-    named.write_text(mine.read_text().replace("self.n, net", "spec[groups[0]].agents, net"))
+    named.write_text(mine.read_text().replace("self.n, self.net", "self.spec[self.groups[0]].agents, self.net"))
     for file, line, words in (
         (mine, "probe_copy --net.memory gru", ["--net.memory gru", "spec[group].agents"]),
         (named, "probe_copy --net.memory gru", ["--net.memory", "`memory`"]),

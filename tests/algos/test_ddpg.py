@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.algos.base import Seat
 from shoal.algos.ddpg import DDPG
 from shoal.algos.ppo import PPO
 from shoal.algos.random import Random
+from shoal.algos.samples import Samples
 from shoal.algos.td3 import TD3
 from shoal.ids import catalog
 from shoal.kernels import native
@@ -90,11 +92,12 @@ def set_layer(layer, matrix):
 
 
 def learner(
-    spec=SOLO, cls=DDPG, group="agents", net=None, actor=None, slow_actor=None, q=None, slow=None, fused=False, **config
+    spec=SOLO, cls=DDPG, group="agents", net=None, actor=None, slow_actor=None, q=None, slow=None, kernels=False, **config
 ):
     """`actor`, `slow_actor`, `q`, `slow`: the weights of actor and critics and of their copies; of critics a row for each."""
     nets = NetConfig(**{"hidden": (), **(net or {})})
-    a = cls(spec, (group,), cls.Config(**{**PLAIN, **config}), nets, torch.Generator().manual_seed(0))
+    config = cls.Config(**{**PLAIN, **config})
+    a = cls(Seat(spec, (group,), config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     a.peers = {group: a}
     if nets.memory == "none":
         layer = a.actor.body
@@ -108,9 +111,11 @@ def learner(
             for k, judge in enumerate(judges):
                 row = torch.zeros(1, judge.head.body.width_in) if rows is None else torch.tensor([rows[k % len(rows)]])
                 set_layer(judge.head.body, row)
-    if fused:
-        a.fuse()
     return a
+
+
+def learn(a, batch):
+    return a.update(Samples(a, batch))
 
 
 def steps(x):
@@ -312,14 +317,14 @@ def test_every_option_has_a_number_of_its_own():
         assert option in source, f"{test} says nothing of {option}"
 
 
-@pytest.mark.parametrize("fused", KINDS)
+@pytest.mark.parametrize("kernels", KINDS)
 @pytest.mark.parametrize("option", SWITCHES)
-def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, told):
+def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels, told):
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
-        a = learner(fused=fused, **{**(s.base or {}), **config})
+        a = learner(kernels=kernels, **{**(s.base or {}), **config})
         a.set_schedules(HALF_WAY)
-        metrics = a.update(happened(**{**ONE, **(s.batch or {})}))
+        metrics = learn(a, happened(**{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
 
@@ -385,7 +390,7 @@ def test_so_many_rewards_and_fewer_where_time_ends(n, limit, mortal, scope, told
             r[k + 1 :, row] = w[k + 1 :, row] = JUNK
         w[k, 1 + k] = JUNK
     seen = torch.stack((w, w), -1)
-    metrics = a.update(happened(torch.ones(n, 7, 2), seen[:n], 0.0, r[:n], terminated[:n], over[:n], spec=spec))
+    metrics = learn(a, happened(torch.ones(n, 7, 2), seen[:n], 0.0, r[:n], terminated[:n], over[:n], spec=spec))
     near(told[0]["target"][0, :, 0], (ENDS if limit else AS_DEATHS)[n])
     assert told[0]["value"].shape == (1, 1, 7, 1)  # of one moment each: the others were there for their rewards
     assert told[0]["actor"].shape == (1, 7, 1)
@@ -396,7 +401,7 @@ def test_the_lowest_of_the_copies_counts_and_the_first_critic_is_climbed(told):
     """TD3. Next +1/2 and -1/2 are done: 2 and 3, -2 and -3. y = 2/2 and -3/2 for both critics, which say 1.5 and 3.5: halves of
     the squares of 1/2, 5/2 and of 3, 5. The actor does -1/2 and 1/2 now: 1 - 1 and 1 + 1 by the first critic."""
     a = learner(cls=TD3, q=[[0.0, 1, 2], [0, 1, 10]], delay=1, prioritised=True, **STILL)
-    metrics = a.update(happened([[[-H, 1], [H, 1]]], [[[-H, 0], [H, 0]]], [[[0.25], [0.25]]]))
+    metrics = learn(a, happened([[[-H, 1], [H, 1]]], [[[-H, 0], [H, 0]]], [[[0.25], [0.25]]]))
     near(told[0]["target"].flatten(), [1.0, -1.5])
     near(told[0]["value"][..., 0], [[[1.5, 1.5]], [[3.5, 3.5]]])
     near(metrics["loss_critic"], (3.25 + 17) / 2)
@@ -412,7 +417,7 @@ def test_the_lowest_of_the_copies_counts_and_the_first_critic_is_climbed(told):
 def test_errors_of_critics_do_not_cancel():
     """One says 1.5 and one 3.5, and y is 2.5: each is wrong by 1."""
     a = learner(q=[[0.0, 1, 2], [0, 1, 10]], critics=2, prioritised=True)
-    metrics = a.update(happened([[0.0, 1]], [[0.0, 0]], [[0.25]], 2.5, terminated=Y))
+    metrics = learn(a, happened([[0.0, 1]], [[0.0, 0]], [[0.25]], 2.5, terminated=Y))
     near(metrics["loss_critic"], 1.0)
     near(metrics["td_error"], 1.0)
     near(metrics["priority"], [1.0])
@@ -422,12 +427,12 @@ def test_importance_weighs_the_critics_loss_and_not_the_priority():
     """Errors of 4 and 2: 8 and 2, of which a half and the whole."""
     a, batch = learner(prioritised=True), happened([[[0.0, 1], [0, 2]]], [[[0.0, 0], [0, 0]]], 0.0, [[5.0, 4]], terminated=Y)
     batch.weight = torch.tensor([0.5, 1.0])
-    metrics = a.update(batch)
+    metrics = learn(a, batch)
     near(metrics["loss_critic"], (4 + 2) / 2)
     near(metrics["td_error"], 3.0)
     near(metrics["priority"], [4.0, 2])
     near(slope(a.critic_optimiser, a.critics[0].head.body.biases[0]), [-2.0])
-    assert "priority" not in learner().update(batch)
+    assert "priority" not in learn(learner(), batch)
 
 
 def phi(*z):
@@ -446,7 +451,7 @@ def test_next_actions_are_smoothed_within_a_limit_by_td3_alone(told):
     ):
         a = learner(cls=cls, slow_actor=torch.eye(1, 2), slow=[[0.0, 1, 4]], **more)
         assert a.draws(1, 4) == 8
-        a.update(happened(w, w, noise=sample))
+        learn(a, happened(w, w, noise=sample))
         near(told[-1]["target"].flatten(), [2 * x for x in done])
 
 
@@ -457,7 +462,7 @@ def test_choices_are_the_copys_largest_whatever_the_noise(told):
             spec = world(action=Discrete(2), masked=legal is not None)
             a = learner(spec, cls, q=[[0.0, 0, 2, 4]])
             masks = {"legal": None if legal is None else [N, Y], "legal_tp1": legal}
-            a.update(happened([[0.0, 0]], [[1.0, 0]], noise=torch.tensor([0.5, 0.5, 0.999, 0.001]), spec=spec, **masks))
+            learn(a, happened([[0.0, 0]], [[1.0, 0]], noise=torch.tensor([0.5, 0.5, 0.999, 0.001]), spec=spec, **masks))
             near(told[-1]["target"].flatten(), [expected])
 
 
@@ -467,7 +472,7 @@ def test_several_choices_at_once(told):
     a = learner(spec, q=[[0.0] * 5 + [1, 2, 4, 8, 16]])
     action = torch.tensor([1, 2]).reshape(1, 1, 1, 2)
     legal = [Y, Y, N, Y, Y]
-    a.update(happened([[0.0] * 5], [[0.0, 1, 0, 1, 2]], action, legal=[Y] * 5, legal_tp1=legal, spec=spec))
+    learn(a, happened([[0.0] * 5], [[0.0, 1, 0, 1, 2]], action, legal=[Y] * 5, legal_tp1=legal, spec=spec))
     near(told[0]["target"].flatten(), [9 / 2])
     near(told[0]["value"].flatten(), [18.0])
 
@@ -485,7 +490,7 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
         if mortal:
             a.update_statistics(happened(zeros, zeros, r=[[JUNK, JUNK]], alive=N, spec=spec))
         for _ in range(2):  # an update is no witness
-            a.update(happened(zeros, zeros, r=[[10.0, 4]], terminated=Y, spec=spec))
+            learn(a, happened(zeros, zeros, r=[[10.0, 4]], terminated=Y, spec=spec))
             near(told[-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
 
 
@@ -493,7 +498,7 @@ def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: 5 is 3 then, worth 3, and 4 is 2."""
     a = learner(normalise_obs=True, slow=[[0.0, 1, 0]], **STILL)
     a.update_statistics(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
-    metrics = a.update(happened([[2.0 + H, 5]], [[0.0, 4]], r=3.0))
+    metrics = learn(a, happened([[2.0 + H, 5]], [[0.0, 4]], r=3.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [3 + 2 / 2])
     assert a.observations.norms["agents"].count == 2
@@ -515,7 +520,7 @@ def test_a_normaliser_of_the_users_own(tmp_path, told):
         "        return x * 2\n"
     )
     a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True)
-    a.update(happened([[0.0, 4]], [[0.0, 8]], r=3.0))
+    learn(a, happened([[0.0, 4]], [[0.0, 8]], r=3.0))
     near(told[0]["value"].flatten(), [2.0])
     near(told[0]["target"].flatten(), [3 + 4 / 2])
 
@@ -529,7 +534,7 @@ def test_rates_and_noise_follow_their_schedules(schedule, share):
     a = learner(lr=1e-3, lr_critic=2e-3, **both)
     near(a.epsilon, 0.8)
     a.set_schedules(HALF_WAY)
-    metrics = a.update(happened(**ONE))
+    metrics = learn(a, happened(**ONE))
     near(metrics["learning_rate_actor"], 1e-3 * share, 1e-9)
     near(metrics["learning_rate_critic"], 2e-3 * share, 1e-9)
     near(metrics["noise"], 0.5, 1e-6)
@@ -573,7 +578,7 @@ def test_actor_and_copies_move_once_in_so_many_updates(delay, every, active, cop
     last = {"loss_actor": torch.zeros(()), "grad_norm_actor": torch.zeros(())}
     for k in range(1, 9):
         before = moved(a)
-        metrics = a.update(happened([[H * k / 8, 1]], [[H, 3]], [[0.25]], 3.0 + k))
+        metrics = learn(a, happened([[H * k / 8, 1]], [[H, 3]], [[0.25]], 3.0 + k))
         after = moved(a)
         differs = {part for part, x in after.items() if not torch.equal(x, before[part])}
         assert differs == {"critic"} | ({"actor", "moments"} if k in active else set()) | (
@@ -590,7 +595,7 @@ def test_actor_and_copies_move_once_in_so_many_updates(delay, every, active, cop
 def test_the_numbers_of_a_delayed_step():
     """Nothing is known of the actor in the first update; in the second it makes its first step. Copies follow by half."""
     a = learner(cls=TD3, target_every=1, target_tau=0.5, **STILL)
-    one, two, three = (a.update(happened(**ONE)) for _ in range(3))
+    one, two, three = (learn(a, happened(**ONE)) for _ in range(3))
     assert (one["loss_actor"], one["grad_norm_actor"]) == (0, 0)
     near(two["loss_actor"], -2.0)  # 1 + 2/2
     near(two["grad_norm_actor"], 2 * 0.75 * (H**2 + 1 + 1) ** 0.5)  # by what is seen, and the bias
@@ -608,7 +613,8 @@ def test_an_actor_that_is_not_due_stands_still_where_its_step_is_computed_all_th
     a = learner(spec, q=[[0.0, 1, 2]], weight_decay=0.1)
     batch, before = happened(**ONE, spec=spec), moved(a)
     for due in (False, True):
-        a._improve(batch, batch, {"agents": batch.actions["agents"]}, a._noise(batch), torch.tensor(due))
+        samples = Samples(a, batch)
+        a._update_actor(samples, {"agents": batch.actions["agents"]}, a._noise(samples), torch.tensor(due))
         after = moved(a)
         same = {part: torch.equal(x, before[part]) for part, x in after.items()}
         assert same == {"critic": True, "copy": True, "actor's copy": True, "actor": not due, "moments": not due}
@@ -631,7 +637,7 @@ def test_whose_actions_stand_beside_an_agents_own(others, common, told):
     """others buffer: 2 (1/2) + 6 (3/4) and 2 (1/4) - 6 (1/2). policy: 2 (1/2) - 6 (1/2) for both. The slope of an agent is that
     of its own action either way: -2 (1 - 1/4) and -6 (1 - 1/4), of which the mean."""
     a, spec = pair(common, others=others)
-    a.update(happened(**PAIR, spec=spec))
+    learn(a, happened(**PAIR, spec=spec))
     near(told[0]["actor"].flatten(), [-5.5, 2.5] if others == "buffer" else [2.0, 2])
     near(slope(a.actor_optimiser, a.actor.body.ids).flatten(), [-0.75, -2.25])
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [-3.0])
@@ -642,7 +648,7 @@ def test_whose_actions_stand_beside_an_agents_own(others, common, told):
 @pytest.mark.parametrize("common", [False, True])
 def test_the_actors_loss_is_what_its_actions_are_worth_to_one_critic_or_several(common):
     a, spec = pair(common, others="policy")
-    near(a.update(happened(**PAIR, spec=spec))["loss_actor"], 2.0)
+    near(learn(a, happened(**PAIR, spec=spec))["loss_actor"], 2.0)
 
 
 @pytest.mark.parametrize("others", ["buffer", "policy"])
@@ -651,7 +657,8 @@ def test_one_pass_for_all_is_the_sum_of_the_agents_own(others, action):
     """A curved critic that judges for all: the slope of the agents' own losses, each with the others' actions held."""
     spec = world(3, action, 4, common=True)
     config = {**PLAIN, **STILL, "critic": "world", "others": others, "regularise": 0.1}
-    a = DDPG(spec, ("agents",), DDPG.Config(**config), NetConfig(hidden=(8,), gain_actor=1.0), torch.Generator().manual_seed(0))
+    net, config = NetConfig(hidden=(8,), gain_actor=1.0), DDPG.Config(**config)
+    a = DDPG(Seat(spec, ("agents",), config, net, torch.Generator().manual_seed(0)))
     assert a.as_one
     g = torch.Generator().manual_seed(1)
     q, rows = torch.randn(1, 5, 3, 4, generator=g), 5
@@ -659,15 +666,15 @@ def test_one_pass_for_all_is_the_sum_of_the_agents_own(others, action):
     done["multi-discrete"] = torch.randint(2, (1, rows, 3, 2), generator=g)
     batch = happened(q, q, done[action.kind], spec=spec, noise=torch.rand(a.draws(1, rows), generator=g))
     params = a.actor(q)[0]
-    u = a._noise(batch)["own"]
+    u = a._noise(Samples(a, batch))["now"]
     mine = params.tanh() if action.kind == "continuous" else a._choice(params, None).relaxed(u, 1.0)
     was = mine.detach() if others == "policy" else as_vector(batch.actions["agents"], action)
     loss, judge = 0.1 * params.square().mean(-1).sum(), a.critics[0]
     for i in range(3):
         beside = torch.stack([mine[..., k, :] if k == i else was[..., k, :] for k in range(3)], -2)
-        loss = loss - judge(judge.see(q.flatten(2))[0], beside.flatten(-2)[..., None, :]).sum()
+        loss = loss - judge(judge.features(q.flatten(2))[0], beside.flatten(-2)[..., None, :]).sum()
     expected = torch.cat([x.flatten() for x in torch.autograd.grad(loss / (rows * 3), tuple(a.actor.parameters()))])
-    a.update(batch)
+    learn(a, batch)
     torch.testing.assert_close(10 * a.actor_optimiser.first, expected, rtol=1e-4, atol=1e-6)
     assert expected.abs().max() > 1e-3
 
@@ -684,7 +691,7 @@ def test_the_slope_of_a_choice_is_that_of_the_relaxed_one(temperature, second, t
     spec = world(action=Discrete(2))
     a = learner(spec, q=[[0.0, 0, 2, 6]], gumbel=temperature, **STILL)
     sample = torch.cat((gumbel(1.0, -0.5), torch.full((2,), 0.5)))
-    metrics = a.update(happened([[-1.0, math.log(3) + 0.5]], [[0.0, 0]], noise=sample, spec=spec))
+    metrics = learn(a, happened([[-1.0, math.log(3) + 0.5]], [[0.0, 0]], noise=sample, spec=spec))
     near(metrics["loss_actor"], -6.0)
     p = 1 / (1 + second)
     by = p * (1 - p) * 4 / temperature
@@ -696,7 +703,7 @@ def test_several_choices_have_slopes_of_their_own():
     spec = world(action=MultiDiscrete((2, 3)), obs=5)
     a = learner(spec, q=[[0.0] * 5 + [2, 6, 1, 0, 4]], **STILL)
     sample = torch.full((a.draws(1, 1),), 0.5)
-    metrics = a.update(happened([[0.0, math.log(3), 0, 0, 0]], [[0.0] * 5], [[0.0, 0]], noise=sample, spec=spec))
+    metrics = learn(a, happened([[0.0, math.log(3), 0, 0, 0]], [[0.0] * 5], [[0.0, 0]], noise=sample, spec=spec))
     near(metrics["loss_actor"], -7.0)  # among equals the first
     by = [-0.75, 0.75, (1 - 5 / 3) / 3, -5 / 9, (4 - 5 / 3) / 3]
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [-x for x in by])
@@ -708,7 +715,7 @@ def test_an_illegal_choice_is_not_taken_and_has_no_slope():
     a = learner(spec, q=[[0.0, 0, 0, 2, 6, JUNK]], **STILL)
     sample = torch.tensor([0.5, 0.5, 0.999, 0.5, 0.5, 0.999])
     legal = {"legal": [Y, Y, N], "legal_tp1": [Y, Y, Y]}
-    metrics = a.update(happened([[0.0, math.log(3), 30]], [[9.0, 0, 0]], 1, noise=sample, spec=spec, **legal))
+    metrics = learn(a, happened([[0.0, math.log(3), 30]], [[9.0, 0, 0]], 1, noise=sample, spec=spec, **legal))
     near(metrics["loss_actor"], -6.0)
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [0.75, -0.75, 0])
 
@@ -717,7 +724,7 @@ def test_outputs_are_regularised_before_tanh():
     """regularise 1/2 of the mean of squares: slopes 1/2 o over two outputs; the critic says nothing."""
     spec = world(action=line(2))
     a = learner(spec, q=[[0.0] * 4], regularise=0.5, **STILL)
-    near(a.update(happened([[1.0, -3]], [[0.0, 0]], [[0.0, 0]], spec=spec))["loss_actor"], 0.5 * 10 / 2)
+    near(learn(a, happened([[1.0, -3]], [[0.0, 0]], [[0.0, 0]], spec=spec))["loss_actor"], 0.5 * 10 / 2)
     near(slope(a.actor_optimiser, a.actor.body.biases[0]), [0.5, -1.5])
 
 
@@ -731,7 +738,7 @@ def test_the_dead_are_in_no_loss_and_critics_hear_nothing_of_them(others, common
     a, spec = pair(common, True, others=others, prioritised=True)
     said = heard(a.critics[0])
     gone = {"alive": [[[Y, N]]], "alive_tp1": [[[Y, N]]]}
-    metrics = a.update(happened(**PAIR, r=[[[2.0, JUNK]]], spec=spec, **gone))
+    metrics = learn(a, happened(**PAIR, r=[[[2.0, JUNK]]], spec=spec, **gone))
     near(told[0]["value"][0, 0, 0, 0], 0.5)
     near(told[0]["target"][0, 0, 0], 2.0)
     near(metrics["loss_critic"], 1.5**2 / 2)
@@ -753,7 +760,7 @@ def test_who_is_cut_off_alone_is_bootstrapped_by_its_own_next_action(ended, comm
     a, spec = pair(common, True)
     said = heard(a.target.module[0])
     ends = {"alive_tp1": [[[Y, N]]], "terminated": [[[N, ended]]]}
-    a.update(happened(PAIR["q"], [[[[-H], [H]]]], PAIR["action"], [[[2.0, 6]]], spec=spec, **ends))
+    learn(a, happened(PAIR["q"], [[[[-H], [H]]]], PAIR["action"], [[[2.0, 6]]], spec=spec, **ends))
     near(told[0]["target"].flatten(), expected)
     near(said[0][1][0, 0], [[0.5, 0]] if common else [[0.5, 0], [0.5, -0.5]])
 
@@ -780,8 +787,8 @@ def test_those_who_are_judged_as_one_end_when_nobody_goes_on(limit, told):
     torch.nn.init.constant_(a.target.module[0].head.body.biases[0], 2.0)
     learner_reward = torch.tensor([2.0, 6]).expand(1, rows, 2).where(torch.tensor([alive]), JUNK)
     w = torch.tensor([8.0, 4])[:, None].expand(1, rows, 2, 1)
-    a.update(
-        happened(torch.zeros(1, rows, 2, 1), w, 0.0, learner_reward, [terminated], [over], [alive], [alive_tp1], spec=spec)
+    learn(
+        a, happened(torch.zeros(1, rows, 2, 1), w, 0.0, learner_reward, [terminated], [over], [alive], [alive_tp1], spec=spec)
     )
     there = told[0]["mask_critic"]
     assert there.flatten().tolist() == [x is not None for x in y]
@@ -795,7 +802,7 @@ def test_where_nobody_acts_nothing_moves():
     for common in (False, True):
         a, spec = pair(common, True, weight_decay=0.5, lr_critic=None)
         before = {k: x.clone() for k, x in a.state_dict().items() if ".updates" not in k}
-        metrics = a.update(happened(**PAIR, r=JUNK, alive=N, alive_tp1=N, spec=spec))
+        metrics = learn(a, happened(**PAIR, r=JUNK, alive=N, alive_tp1=N, spec=spec))
         assert all(torch.equal(x, a.state_dict()[k]) for k, x in before.items())
         assert (metrics["loss_critic"], metrics["loss_actor"]) == (0, 0)
 
@@ -812,7 +819,7 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(scope, told):
     batch = happened(q, w, [[[[0.25], [0.75]]]] * 4, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], spec=spec)
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
     batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
-    a.update(batch)
+    learn(a, batch)
     assert told[0]["mask_critic"].nonzero()[:, [0, 2]].tolist() == [[0, 0], [1, 1], [2, 0]]
     near(told[0]["target"][told[0]["mask_critic"]], [6.0, 98, 17])
     assert torch.equal(told[0]["mask_actor"], turn)
@@ -867,7 +874,7 @@ def test_a_central_critic_is_told_what_everybody_does_whatever_kind_it_is(who, o
     spec = EnvSpec(MIXED.groups, common=common)
     a = party(spec, others=others)[who]
     said, then = heard(a.critics[0]), heard(a.target.module[0])
-    a.update(mixed_batch(spec))
+    learn(a, mixed_batch(spec))
     for got, expected in ((said[0], WAS), (then[0], THEN)):
         for row in got[1][0, 0]:
             near(row, told_all(**expected), 1e-6)
@@ -901,7 +908,7 @@ def test_what_critics_see_and_are_told(config, spec, seen, whose):
     a = party(spec, **config)["listener"]
     assert a.needs_peers == (whose is not None)
     said, then = heard(a.critics[0]), heard(a.target.module[0])
-    a.update(mixed_batch(spec))
+    learn(a, mixed_batch(spec))
     near(said[0][0][0, 0], seen, 1e-6)
     for got, expected in ((said[0], WAS), (then[0], THEN)):
         own = [expected["listener"][:2], expected["listener"][2:]]
@@ -914,13 +921,13 @@ def players_of(kind):
     """Who plays the listeners, and what is done next, by the noise that is drawn for them."""
     if kind == "random":
         args = Random.Config(), NetConfig(), torch.Generator()
-        return {"listener": Random(MIXED, ("listener",), *args)}, [-1, 0, 0.5, 0.75]
+        return {"listener": Random(Seat(MIXED, ("listener",), *args))}, [-1, 0, 0.5, 0.75]
     if kind == "frozen":
         a = learner(MIXED, group="listener", critic="world", noise=1.0, random_steps=9)
         a.learns = False
         return {"listener": a}, [-0.5, 0, 0.5, 0.5]  # its policy, and not its copy
     if kind == "on-policy":
-        a = PPO(MIXED, ("listener",), PPO.Config(normalise_obs=False), NetConfig(hidden=()), torch.Generator())
+        a = PPO(Seat(MIXED, ("listener",), PPO.Config(normalise_obs=False), NetConfig(hidden=()), torch.Generator()))
         set_layer(a.actor.net.body, torch.eye(2))
         with torch.no_grad():
             a.actor.log_std.fill_(math.log(1 / 4))
@@ -940,7 +947,7 @@ def test_who_is_asked_for_next_actions(kind, others):
     sample = torch.full((a.draws(1, 1),), 0.3)
     sample[6:10] = torch.tensor([0.0, 0.5, 0.75, 0.875])
     said, then = heard(a.critics[0]), heard(a.target.module[0])
-    a.update(mixed_batch(noise=sample))
+    learn(a, mixed_batch(noise=sample))
     near(then[0][1][0, 0, 0], [*THEN["speaker"], *expected, *THEN["scribe"]], 1e-4)
     if others == "policy" and kind in ("learning", "frozen", "random"):
         now = [2 * 0.3 - 1] * 4 if kind == "random" else NOW["listener"]
@@ -963,7 +970,7 @@ def test_a_peer_with_memory_is_asked_with_what_it_remembers(cls):
     """It does what it remembers more of. Two steps of darkness after a memory of 0, 1 that leans to the second; where it starts
     it remembers nothing, and does the first."""
     config = cls.Config(normalise_obs=False) if cls is PPO else cls.Config(**{**PLAIN, "random_steps": 5})
-    b = cls(DUET, ("b",), config, NetConfig(hidden=(), **GRU), torch.Generator())
+    b = cls(Seat(DUET, ("b",), config, NetConfig(hidden=(), **GRU), torch.Generator()))
     for net in [b.actor.net] if cls is PPO else [b.actor, b.target_actor.module]:
         set_memory(net)
         set_layer(net.out, torch.eye(2))
@@ -975,7 +982,7 @@ def test_a_peer_with_memory_is_asked_with_what_it_remembers(cls):
         batch = happened(dark, dark, {"a": 0.0, "b": 0}, start={"a": N, "b": start}, spec=DUET)
         batch.memory = b.memory(1, CPU) | {"a": {}}
         batch.memory["b"]["actor"]["hidden"][..., 1] = 1.0
-        a.update(batch)
+        learn(a, batch)
         assert copy[0][1][:, 0, 0, 2].tolist() == then
         assert said[1][1][:, 0, 0, 2].tolist() == now
 
@@ -996,7 +1003,7 @@ def test_one_critic_where_pay_is_common_and_else_one_each(share):
 def test_critics_of_agents_that_are_paid_unlike_learn_apart():
     """Agent 0's is wrong by 4 and agent 1's by nothing: only the first one's weights have a slope."""
     a, spec = pair(False)
-    a.update(happened(PAIR["q"], PAIR["w"], [[[[0.0], [0]]]], [[[4.0, 0]]], terminated=Y, spec=spec))
+    learn(a, happened(PAIR["q"], PAIR["w"], [[[[0.0], [0]]]], [[[4.0, 0]]], terminated=Y, spec=spec))
     near(slope(a.critic_optimiser, a.critics[0].head.body.biases[0]).flatten(), [-2.0, 0])  # of two agents
 
 
@@ -1153,7 +1160,7 @@ def test_the_burn_in_brings_memories_up_to_date_and_is_not_learnt_from(told):
     the actor's own are tanh 1/4 and tanh 5/8."""
     a = remembering(burn_in=2, chunk=2)
     assert a.feed.length == 4
-    a.update(remembered())
+    learn(a, remembered())
     near(told[0]["value"].flatten(), [7 / 8, 19 / 16], 1e-6)
     then = [3 / 16 + 2 * math.tanh(5 / 8), 19 / 32 + 2 * math.tanh(13 / 16)]
     near(told[0]["target"].flatten(), [1 + then[0] / 2, 2 + then[1] / 2], 1e-6)
@@ -1170,7 +1177,7 @@ def test_copies_remember_the_same_steps_by_themselves(told):
     """The critic's copy sees the lights swapped: 1, 0; 1/2, 1/2; 1/4, 1/4; 5/8, 1/8; 13/16, 9/16. The actor's: 1/2, 1/2;
     1/4, 3/4; 1/8, 3/8; 9/16, 3/16; 25/32, 19/32."""
     a = remembering(slow=SWAP, slow_actor=SWAP, burn_in=2, chunk=2)
-    a.update(remembered())
+    learn(a, remembered())
     then = [5 / 8 + 2 * math.tanh(3 / 16), 13 / 16 + 2 * math.tanh(19 / 32)]
     near(told[0]["target"].flatten(), [1 + then[0] / 2, 2 + then[1] / 2], 1e-6)
     near(told[0]["value"].flatten(), [7 / 8, 19 / 16], 1e-6)
@@ -1179,7 +1186,7 @@ def test_copies_remember_the_same_steps_by_themselves(told):
 def test_memories_are_empty_where_an_episode_starts(told):
     """In step 3: 0, 1/2 and then 1/2, 3/4 of both; the true next moment of step 2 still remembers."""
     a = remembering(burn_in=2, chunk=2)
-    a.update(remembered(start=[N, N, N, Y], over=[N, N, Y, N]))
+    learn(a, remembered(start=[N, N, N, Y], over=[N, N, Y, N]))
     near(told[0]["value"].flatten(), [7 / 8, 1.0], 1e-6)
     then = [3 / 16 + 2 * math.tanh(5 / 8), 1 / 2 + 2 * math.tanh(3 / 4)]
     near(told[0]["target"].flatten(), [1 + then[0] / 2, 2 + then[1] / 2], 1e-6)
@@ -1190,7 +1197,7 @@ def test_critics_remember_what_is_seen_and_not_what_is_done(told):
     """What was done before changes nothing of what is said of now."""
     for before in (0.0, 0.9):
         a = remembering(burn_in=2, chunk=2)
-        a.update(remembered(((before,), (-before,), (before,), (0.5,))))
+        learn(a, remembered(((before,), (-before,), (before,), (0.5,))))
         near(told[-1]["value"].flatten()[1], 19 / 16, 1e-6)
 
 
@@ -1200,7 +1207,7 @@ def test_slopes_end_at_the_burn_in():
         a = remembering(burn_in=burn_in, chunk=chunk, lr_critic=None)
         batch = happened([[0.5, 0.5], [0, 0]], [[0.0, 0]] * 2, [[0.0], [0]], [0.0, 5], terminated=Y)
         batch.memory = remembered().memory
-        a.update(batch)
+        learn(a, batch)
         for optimiser, net in ((a.actor_optimiser, a.actor), (a.critic_optimiser, a.critics[0])):
             assert (slope(optimiser, net.body.weights[0]).abs().max() > 1e-3) == active
 
@@ -1226,7 +1233,7 @@ def test_one_critic_for_all_forgets_when_an_episode_starts_whoever_is_there(told
         seen = torch.ones(2, 1, 2, 1)
         batch = happened(seen, seen, 0.0, 0.0, over=[Y, N], alive=[[[Y, Y]], [[N, Y]]], start=[[[N, N]], [[N, Y]]], spec=spec)
         batch.memory = tree_map(lambda x: torch.full_like(x, held), a.memory(1, CPU))  # noqa: B023
-        a.update(batch)
+        learn(a, batch)
         said.append(told[-1]["value"].flatten())
     assert said[0][0] != said[1][0]
     assert said[0][1] == said[1][1]
@@ -1287,7 +1294,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env, common, conf
         x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     for x, given in ((a, batch), (b, spoilt)):
         x.update_statistics(given)
-        x.update(given)
+        learn(x, given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     assert a.actor_optimiser.steps == a.critic_optimiser.steps == 1
     assert (a.actor_optimiser.first != 0).any()
@@ -1302,7 +1309,8 @@ def test_what_is_remembered_in_an_update_is_what_was_remembered_when_acting(env,
     batch = batch_of(loop, 7)
     a.burn_in = 0
     with torch.no_grad():
-        params, critic = a._params(a.actor, batch)[-1], a._features(a.critics[0], 0, batch)[-1]
+        samples = Samples(a, batch)
+        params, critic = a._actor_output(a.actor, samples)[-1], a._features(a.critics[0], 0, samples)[-1]
     left = loop.collector.memory["agents"]
     kept = left["critic"]["0"]["hidden"]
     assert min(x.abs().max() for x in (params, critic)) > 1e-4

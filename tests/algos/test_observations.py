@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from shoal.algos.observations import scope_groups, scope_input, scope_width
-from shoal.nets.encoders import flat, vector_width
+from shoal.algos.base import Algorithm, LearnerConfig
+from shoal.algos.observations import Observations, scope_groups, scope_width
+from shoal.nets.layers import NetConfig
+from shoal.nets.norm import Running
+from shoal.nets.parts import flat, vector_width
 from shoal.spec import Discrete, EnvSpec, Frame, Group, View
 
 torch.set_num_threads(1)
@@ -20,14 +23,21 @@ def group(name: str, n: int, obs: tuple[int, ...], **more: Any) -> Group:
     return Group(name, more.pop("team", name), tuple(f"{name}_{i}" for i in range(n)), obs, Discrete(3), **more)
 
 
-def plain(obs: Any, group: Group) -> Tensor:
-    assert not isinstance(group.obs, dict)
-    return flat(obs, group.obs)
-
-
 SPEC = EnvSpec(
     (group("a", 2, (2,), team="red", mortal=True), group("b", 1, (3,), team="blue"), group("c", 1, (1, 2), team="red"))
 )
+
+
+def observations(name: str, scope: Any, critic_input: Any = "state", spec: EnvSpec = SPEC, norm: bool = False) -> Observations:
+    """Of one group, by a learner of which no more is known than what it sees by."""
+
+    class Owner:
+        returns_after_death, groups, net = False, (name,), NetConfig()
+        config = LearnerConfig(normalise_obs=norm)
+
+    owner = Owner()
+    owner.spec = spec  # type: ignore[attr-defined]
+    return Observations(cast(Algorithm, owner), scope, critic_input)
 
 
 def frame(lead: tuple[int, ...] = (1,), state: Tensor | None = None) -> Frame:
@@ -54,7 +64,7 @@ def test_scopes(lead: tuple[int, ...]) -> None:
         ("b", "world", [1, 2, 0, 0, 5, 6, 7, 8, 9]),
     ]
     for name, scope, expected in cases:
-        out = scope_input(SPEC, (name,), scope, f, plain)  # type: ignore[arg-type]
+        out = observations(name, scope).critic_input(f)
         assert out.shape == (*lead, len(expected))
         assert out.dtype == torch.float32
         assert torch.equal(out, torch.tensor(expected).float().expand_as(out))
@@ -66,24 +76,26 @@ def test_the_worlds_own_state() -> None:
     spec = EnvSpec(SPEC.groups, state=5)
     state = torch.arange(5).expand(3, 5)
     assert scope_width(spec, ("a",), "world") == 5
-    out = scope_input(spec, ("a",), "world", frame((3,), state), plain)
+    out = observations("a", "world", spec=spec).critic_input(frame((3,), state))
     assert torch.equal(out, state.float())
     assert out.dtype == torch.float32
-    assert scope_input(spec, ("a",), "team", frame((3,), state), plain).shape == (3, 6)  # a team's view is its own
+    assert observations("a", "team", spec=spec).critic_input(frame((3,), state)).shape == (3, 6)  # a team's view is its own
     assert scope_width(spec, ("a",), "team") == 6
 
 
 def test_what_the_dead_see_reaches_no_critic() -> None:
     f = frame()
     f["a"].obs = torch.tensor([[[1.0, 2.0], [math.nan, math.inf]]])
-    assert scope_input(SPEC, ("a",), "team", f, plain).tolist() == [[1, 2, 0, 0, 8, 9]]
+    assert observations("a", "team").critic_input(f).tolist() == [[1, 2, 0, 0, 8, 9]]
 
 
 def test_the_dead_are_zeros_after_what_is_done_to_observations() -> None:
     """Normalising would move a zero: the dead are blotted out after it, each group by its own."""
-    shift = {"a": 10.0, "c": 20.0}
-    out = scope_input(SPEC, ("a",), "team", frame(), lambda obs, g: plain(obs, g) + shift[g.name])
-    assert out.tolist() == [[11, 12, 0, 0, 28, 29]]
+    seen = observations("a", "team", norm=True)
+    for name, shift in (("a", 10.0), ("c", 20.0)):
+        norm = cast(Running, seen.norms[name])
+        norm.normalise = lambda x, clip, shift=shift: x + shift  # type: ignore[method-assign, misc, assignment]
+    assert seen.critic_input(frame()).tolist() == [[11, 12, 0, 0, 28, 29]]
 
 
 def test_flat() -> None:
@@ -111,11 +123,20 @@ def test_groups_around() -> None:
 
 
 def test_what_is_given_of_a_world_that_has_a_state() -> None:
+    """critic_input agent: what agent b sees, 5 6 7, stands beside the rest."""
     spec, f = EnvSpec(SPEC.groups, state=5), frame((3,), torch.arange(5).expand(3, 5))
-    cat_groups = [1.0, 2, 0, 0, 5, 6, 7, 8, 9]
-    for given, expected in (("state", [0.0, 1, 2, 3, 4]), ("joined", cat_groups), ("agent", [0.0, 1, 2, 3, 4])):
-        assert scope_input(spec, ("b",), "world", f, plain, given).tolist() == [expected] * 3  # type: ignore[arg-type]
+    side_by_side = [1.0, 2, 0, 0, 5, 6, 7, 8, 9]
+
+    def seen(spec: EnvSpec, f: Frame, given: str) -> Any:
+        out = observations("b", "world", given, spec).critic_input(f)
+        if given == "agent":
+            assert out[..., -3:].tolist() == [[[5, 6, 7]]] * 3
+            out = out[:, 0, :-3]
+        return out.tolist()
+
+    for given, expected in (("state", [0.0, 1, 2, 3, 4]), ("joined", side_by_side), ("agent", [0.0, 1, 2, 3, 4])):
+        assert seen(spec, f, given) == [expected] * 3
         assert scope_width(spec, ("b",), "world", given) == len(expected)  # type: ignore[arg-type]
-        assert scope_input(SPEC, ("b",), "world", frame((3,)), plain, given).tolist() == [cat_groups] * 3  # type: ignore[arg-type]
-        assert scope_width(SPEC, ("b",), "world", given) == len(cat_groups)  # type: ignore[arg-type]
+        assert seen(SPEC, frame((3,)), given) == [side_by_side] * 3
+        assert scope_width(SPEC, ("b",), "world", given) == len(side_by_side)  # type: ignore[arg-type]
         assert scope_width(spec, ("b",), "team", given) == 3  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 The nets of `learner` are one layer, set by hand: V(o) = o, and both choices are as likely, log pi = -log 2. What agents see is
 one number, its value. Advantages are not scaled, and gamma = lambda = 1/2, unless a test says otherwise. Adam's first step
-is by the rate, whatever the gradient is: the rate is 1/4. What `policy_loss` is given is written down by `listen`.
+is by the rate, whatever the gradient is: the rate is 1/4. What `actor_loss` is given is written down by `listen`.
 """
 
 import inspect
@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from shoal.algos.a2c import A2C
+from shoal.algos.base import Seat
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.ppo import PPO
+from shoal.algos.samples import Samples
 from shoal.buffers.minibatches import spans
 from shoal.kernels import native
 from shoal.nets.layers import NetConfig
@@ -65,30 +67,33 @@ def world(n=1, obs=(1,), action=TWO, **more):
     return EnvSpec((Group("agents", "t", tuple(f"agent_{i}" for i in range(n)), obs, action, **group),), **more)
 
 
-def learner(spec=None, net=None, fused=False, **config):
+def learner(spec=None, net=None, kernels=False, **config):
     nets = NetConfig(**{"hidden": (), **(net or {})})
-    a = PPO(spec or world(), ("agents",), PPO.Config(**{**PLAIN, **config}), nets, torch.Generator().manual_seed(0))
+    config = PPO.Config(**{**PLAIN, **config})
+    a = PPO(Seat(spec or world(), ("agents",), config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     with torch.no_grad():
         for name, m in a.nets.items():
             for p in m.net.parameters():
                 p.zero_()
             if name != "actor":
                 m.net.body.weights[0].fill_(1.0)
-    if fused:
-        a.fuse()
     return a
 
 
-def listen(a):
-    told, loss = [], a.policy_loss
+def learn(a, batch):
+    return a.update(Samples(a, batch))
 
-    def policy_loss(log_prob, entropy, data):
-        out, means = loss(log_prob, entropy, data)
+
+def listen(a):
+    told, loss = [], a.actor_loss
+
+    def actor_loss(log_prob, entropy, batch):
+        out, means = loss(log_prob, entropy, batch)
         weights = None if a.critic is None else [float(p.detach().flatten()[0]) for p in a.critic.parameters()]
-        told.append({**data, "now": log_prob.detach(), "loss": out.detach(), "critic": weights})
+        told.append({**vars(batch), "now": log_prob.detach(), "loss": out.detach(), "critic": weights})
         return out, means
 
-    a.policy_loss = policy_loss
+    a.actor_loss = actor_loss
     return told
 
 
@@ -247,15 +252,15 @@ def test_every_option_has_a_number_of_its_own():
         assert option in source, f"{test} says nothing of {option}"
 
 
-@pytest.mark.parametrize("fused", KINDS)
+@pytest.mark.parametrize("kernels", KINDS)
 @pytest.mark.parametrize("option", SWITCHES)
-def test_switching_an_option_changes_the_number_expected_by_hand(option, fused):
+def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels):
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
-        a = learner(world(horizon=5), None, fused, **(s.base or {}), **config)
+        a = learner(world(horizon=5), None, kernels, **(s.base or {}), **config)
         told = listen(a)
         a.set_schedules(HALF_WAY)
-        metrics = a.update(happened(**s.batch))
+        metrics = learn(a, happened(**s.batch))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
 
@@ -275,7 +280,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, fused):
 def test_advantages_are_scaled_over_a_scope(scope, expected):
     a = learner(world(2), advantage_scope=scope, minibatches=2)
     told = listen(a)
-    a.update(happened([[[1.0, 5]], [[3.0, 7]]], torch.zeros(2, 1, 2), terminated=torch.ones(2, 1, 2).bool(), noise=2))
+    learn(a, happened([[[1.0, 5]], [[3.0, 7]]], torch.zeros(2, 1, 2), terminated=torch.ones(2, 1, 2).bool(), noise=2))
     moments = sorted((t["advantage"][0, 0] for t in told), key=lambda x: float(x.sum()))
     if scope == "batch":
         assert [t.tolist() for t in moments] == [pytest.approx([-1.0, 1.0])] * 2
@@ -291,8 +296,8 @@ def test_turns_that_wait_for_a_time_limit_are_learnt_from_if_it_is_an_end(limit,
     for frame, turns in ((batch.frame, (0, 1)), (batch.next, (1, 1))):
         frame["agents"].active = torch.tensor(turns)[:, None, None] == torch.arange(2)
     told = listen(a)
-    a.update(batch)
-    assert [told[0]["mask"][k, 0, k] for k in (0, 1)] == learnt
+    learn(a, batch)
+    assert [told[0]["active"][k, 0, k] for k in (0, 1)] == learnt
     assert [told[0]["advantage"][k, 0, k] for k in (0, 1)] == expected
 
 
@@ -304,12 +309,12 @@ def test_advantages_computed_anew_are_those_of_the_critic_that_moved(every, judg
     """Two epochs of two minibatches of two steps. V = w o + b, so A_t = r_t + (w o' + b) / 2 - (w o + b) with lambda 0."""
     a = learner(advantage_every=every, epochs=2, minibatches=2, lam=0.0, advantage_scope=scope)
     told = listen(a)
-    a.update(happened([1.0, 2, 3, 7], [1.0, 2, 4, 8], [2.0, 4, 8, 1], noise=8))
+    learn(a, happened([1.0, 2, 3, 7], [1.0, 2, 4, 8], [2.0, 4, 8, 1], noise=8))
     assert len({tuple(t["critic"]) for t in told}) == 4  # it moved each time
     learner_reward, after = {1: 1, 2: 2, 4: 3, 8: 7}, {1: 2, 2: 4, 4: 8, 8: 1}
     for k, t in enumerate(told):
         w, b = told[judged_by[k]]["critic"]
-        seen = t["obs"].flatten().tolist()
+        seen = t["actor_input"].flatten().tolist()
         expected = torch.tensor([learner_reward[o] + (w * after[o] + b) / 2 - (w * o + b) for o in seen])
         scaled = (expected - expected.mean()) / expected.std(correction=0) if scope == "batch" else expected
         near(t["advantage"].flatten(), scaled.tolist())
@@ -322,7 +327,7 @@ def test_a_target_critic_gives_the_values_and_follows():
     with torch.no_grad():
         a.target.net.body.weights[0].fill_(3.0)
     told = listen(a)
-    a.update(happened([1.0], [1.0], [2.0]))
+    learn(a, happened([1.0], [1.0], [2.0]))
     near(told[0]["advantage"].flatten(), [1.0])
     near(told[0]["target"].flatten(), [4.0])
     near(told[0]["value"].flatten(), [1.0])  # clips are round the critic's own
@@ -330,7 +335,7 @@ def test_a_target_critic_gives_the_values_and_follows():
     near(a.target.net.body.weights[0].flatten(), [0.75 * 3 + 0.25 * 1.25])
     near(a.target.net.body.biases[0].flatten(), [0.25 * 0.25])
     assert all(p.requires_grad is False for p in a.target.parameters())
-    a.update(happened([1.0], [1.0], [2.0]))
+    learn(a, happened([1.0], [1.0], [2.0]))
     v = 0.75 * 3 + 0.25 * 1.25 + 0.25 * 0.25  # of the target, at 1
     near(told[1]["target"].flatten(), [1 + (2 * v - 0.0625) / 2])
 
@@ -343,7 +348,7 @@ def test_slices_go_from_the_last_to_the_first_towards_targets_that_stay():
     weight and bias. The targets are the rewards."""
     a = learner(rollout=5, critic_slices=2)
     told = listen(a)
-    metrics = a.update(happened([2.0, 3, 4, 5, 6], [1.0] * 5, terminated=[Y] * 5))
+    metrics = learn(a, happened([2.0, 3, 4, 5, 6], [1.0] * 5, terminated=[Y] * 5))
     near(told[0]["advantage"].flatten(), [0.5, 1.5, 3, 4, 5])
     near(told[0]["target"].flatten(), [2.0, 3, 4, 5, 6])
     assert (a.critic_optimiser.steps, a.actor_optimiser.steps) == (2, 1)
@@ -356,7 +361,7 @@ def test_a_slice_in_which_nobody_acts_is_in_no_mean_and_no_step():
     a = learner(world(mortal=True), rollout=4, critic_slices=2)
     batch = happened([2.0, 3, JUNK, JUNK], [1.0, 1, JUNK, JUNK], terminated=[Y] * 4)
     batch.frame["agents"].alive = batch.frame["agents"].active = torch.tensor([Y, Y, N, N])[:, None, None]
-    metrics = a.update(batch)
+    metrics = learn(a, batch)
     near(metrics["value_loss"], (1 + 4) / 4)
     near(metrics["grad_norm_critic"], 1.5 * 2**0.5)
     assert a.critic_optimiser.steps == 1
@@ -384,7 +389,7 @@ def test_slices_leave_no_step_out():
     batch = happened([5.0] * 25, [0.0] * 25, terminated=[Y] * 25)
     for frame in (batch.frame, batch.next):
         frame["agents"].obs = torch.eye(25)[:, None, None]
-    a.update(batch)
+    learn(a, batch)
     assert a.critic_optimiser.steps == 10
     moved = (a.critic.net.body.weights[0][0].detach() - 1).tolist()
     assert all(x > 1e-4 for x in moved)
@@ -403,8 +408,8 @@ def test_slices_of_a_critic_that_stands_still_give_the_same_advantages(memory, e
         )
         a = loop.learners[0]
         told = listen(a)
-        a.update(batch_of(loop))
-        seen.append(torch.where(told[0]["mask"], told[0]["advantage"], 0))
+        learn(a, batch_of(loop))
+        seen.append(torch.where(told[0]["active"], told[0]["advantage"], 0))
     assert seen[0].abs().max() > 0.5
     torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=1e-5)
 
@@ -460,7 +465,7 @@ def test_rates_adapt_to_the_divergence_after_each_epoch(schedule, times, epochs)
     a = learner(lr=1e-3, lr_critic=2e-3, lr_schedule=schedule, kl_stop=1e-9, epochs=epochs)
     for updates in (1, 2):
         a.set_schedules(HALF_WAY)
-        metrics = a.update(happened(**LIKELIER))
+        metrics = learn(a, happened(**LIKELIER))
         near(metrics["kl"], 0.5 - math.log(1.5))
         near(a.actor_optimiser.rate, 1e-3 * times ** ((epochs - 1) * updates), 1e-9)
         near(a.critic_optimiser.rate, 2e-3 * times ** ((epochs - 1) * updates), 1e-9)
@@ -470,19 +475,19 @@ def test_rates_adapt_to_the_divergence_after_each_epoch(schedule, times, epochs)
 def test_a_policy_that_moved_too_far_stops_and_its_critic_goes_on():
     still = learner(kl_stop=0.09, epochs=3)  # it has moved by 0.0945 before the first step
     before = {k: x.clone() for k, x in still.state_dict().items() if k.startswith("actor")}
-    metrics = still.update(happened(**LIKELIER))
+    metrics = learn(still, happened(**LIKELIER))
     assert metrics["kept"] == 0
     assert all(torch.equal(x, still.state_dict()[k]) for k, x in before.items())  # Adam's moments too
     assert (still.actor_optimiser.steps, still.critic_optimiser.steps) == (0, 3)
     # from a ratio of one: the first step is taken and moves logits by 0.5 and -0.5 (weight and bias), and the others are not:
     # pi = 1 / (1 + e^-1) = 0.7311, ratio 1.4621, divergence 0.4621 - log 1.4621
     once = learner(kl_stop=0.01, epochs=4)
-    metrics = once.update(happened(**ONE))
+    metrics = learn(once, happened(**ONE))
     near(metrics["kept"], 0.25)
     near(metrics["kl"], 0.75 * (0.46212 - math.log(1.46212)))
     assert (once.actor_optimiser.steps, once.critic_optimiser.steps) == (1, 4)
     near(once.actor.net.body.weights[0].flatten(), [0.25, -0.25])
-    assert learner(kl_stop=9.0).update(happened(**ONE))["kept"] == 1
+    assert learn(learner(kl_stop=9.0), happened(**ONE))["kept"] == 1
 
 
 def test_rates_and_stops_do_not_go_by_steps_not_taken_nor_by_random_actions():
@@ -494,11 +499,11 @@ def test_rates_and_stops_do_not_go_by_steps_not_taken_nor_by_random_actions():
     ):
         a = learner(**early, **config)
         a.set_schedules(HALF_WAY)  # step 50
-        metrics = a.update(happened(**batch))
+        metrics = learn(a, happened(**batch))
         near(a.actor_optimiser.rate, 1e-3, 1e-9)
         assert metrics.get("kept", 1) == 1
         a.set_schedules(Now(60, 100, 6))
-        metrics = a.update(happened(**batch))
+        metrics = learn(a, happened(**batch))
         near(a.actor_optimiser.rate, 1e-3 * later, 1e-9)
         assert metrics.get("kept", 0) == 0
 
@@ -519,11 +524,11 @@ def test_before_learning_starts_nothing_but_statistics_moves(net, config):
     before = {k: x.clone() for k, x in a.state_dict().items() if k.startswith(moving)}
     assert len(before) >= 7
     a.set_schedules(HALF_WAY)  # step 50
-    a.update(happened(**PAID))
+    learn(a, happened(**PAID))
     assert all(torch.equal(x, a.state_dict()[k]) for k, x in before.items())
     assert (a.observations.norms["agents"].count, a.value_norm.count) == (2, 2)
     a.set_schedules(Now(60, 100, 6))
-    a.update(happened(**ONE))
+    learn(a, happened(**ONE))
     assert all(not torch.equal(p, before[k]) for k, p in a.named_parameters() if "biases" in k)
     assert a.actor_optimiser.steps == config.get("epochs", 1)
 
@@ -538,15 +543,15 @@ def test_a_chunk_stays_together_and_every_moment_is_taken_once(chunk, shape):
     told = listen(a)
     seen = torch.arange(4.0)[:, None, None] + torch.tensor([0.0, 10.0])[:, None]
     assert a.draws(4, 2) == 3 * 8 // shape[0]
-    a.update(happened(torch.ones(4, 2, 1), seen, torch.zeros(4, 2, 1), noise=a.draws(4, 2)))
-    pieces = [t["obs"][..., 0, 0] for t in told]
+    learn(a, happened(torch.ones(4, 2, 1), seen, torch.zeros(4, 2, 1), noise=a.draws(4, 2)))
+    pieces = [t["actor_input"][..., 0, 0] for t in told]
     assert [tuple(p.shape) for p in pieces] == [shape] * 6
     for epoch in range(3):
         taken = torch.cat([p.flatten() for p in pieces[2 * epoch : 2 * epoch + 2]])
         assert sorted(taken.tolist()) == [0, 1, 2, 3, 10, 11, 12, 13]
     for p in pieces:
         assert torch.equal(p, p[:1] + torch.arange(float(shape[0]))[:, None])  # steps of one row, in their order
-    assert all(torch.equal(t["value"].flatten(), t["obs"].flatten()) for t in told)  # all of a moment moves together
+    assert all(torch.equal(t["value"].flatten(), t["actor_input"].flatten()) for t in told)  # all of a moment moves together
 
 
 def test_chunks_are_whole_rollouts_with_memory_and_must_divide_one():
@@ -618,7 +623,7 @@ def test_actions_spread_by_log_std_and_are_squashed():
         near(log_prob.flatten(), [density - (math.log(1 - expected**2) if squash else 0)])
         batch = happened([1.0], [1.0], [1.0])
         batch.actions["agents"], batch.extras["agents"]["log_prob"] = actions[None], log_prob[None]
-        metrics = a.update(batch)
+        metrics = learn(a, batch)
         near(metrics["std"], math.exp(log_std))
         assert abs(metrics["kl"]) < 1e-6
 
@@ -652,10 +657,10 @@ def act(a, view, noise):
     return actions["agents"], extras["agents"].get("log_prob")
 
 
-@pytest.mark.parametrize("fused", KINDS)
-def test_an_illegal_choice_is_in_no_draw_density_entropy_or_divergence(fused):
+@pytest.mark.parametrize("kernels", KINDS)
+def test_an_illegal_choice_is_in_no_draw_density_entropy_or_divergence(kernels):
     """The logits are -50, 30, -50 and the second is illegal: each of the others has 1/2."""
-    a = learner(world(action=Discrete(3), masked=True), fused=fused, entropy=0.5)
+    a = learner(world(action=Discrete(3), masked=True), kernels=kernels, entropy=0.5)
     with torch.no_grad():
         a.actor.net.body.biases[0].copy_(torch.tensor([-50.0, 30, -50]))
     rows = 500
@@ -672,7 +677,7 @@ def test_an_illegal_choice_is_in_no_draw_density_entropy_or_divergence(fused):
     batch.frame["agents"].legal = legal
     batch.actions["agents"], batch.extras["agents"]["log_prob"] = actions, log_prob
     told = listen(a)
-    metrics = a.update(batch)
+    metrics = learn(a, batch)
     near(metrics["entropy"], LOG_2)
     near(metrics["entropy_loss"], -0.5 * LOG_2)
     assert (metrics["kl"], metrics["clip_fraction"]) == (0, 0)
@@ -701,7 +706,8 @@ def test_a_critic_sees_its_own_its_teams_or_the_worlds(critic, given, width, exp
     """critic and critic_input, in a world of two teams with a state of its own."""
     groups = Group("agents", "t", ("a_0", "a_1"), (2,), Discrete(2), mortal=True), Group("b", "u", ("b_0",), (2,), Discrete(2))
     config = PPO.Config(**{**PLAIN, "rollout": 1, "critic": critic, "critic_input": given})
-    a = PPO(EnvSpec(groups, state=3), ("agents",), config, NetConfig(hidden=(8,), memory=memory), torch.Generator())
+    net = NetConfig(hidden=(8,), memory=memory)
+    a = PPO(Seat(EnvSpec(groups, state=3), ("agents",), config, net, torch.Generator()))
     assert a.critic.net.body.width_in == width
     told = listen(a)
     batch = happened(torch.ones(1, 1, 2), torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
@@ -713,12 +719,12 @@ def test_a_critic_sees_its_own_its_teams_or_the_worlds(critic, given, width, exp
     }
     batch.frame = batch.next = Frame(views, torch.tensor([[[7.0, 8, 9]]]))
     batch.memory = a.memory(1, torch.device("cpu"))
-    a.update(batch)
-    assert told[0]["obs"][0, 0].tolist() == [[1, 2], [3, 4]]
-    assert ("seen" in told[0]) == (critic != "own")
+    learn(a, batch)
+    assert told[0]["actor_input"][0, 0].tolist() == [[1, 2], [3, 4]]
+    assert (told[0]["critic_input"] is not None) == (critic != "own")
     if expected is not None:
-        assert told[0]["seen"][0, 0].tolist() == expected
-    assert told[0]["mask"][0, 0].tolist() == [Y, N]
+        assert told[0]["critic_input"][0, 0].tolist() == expected
+    assert told[0]["active"][0, 0].tolist() == [Y, N]
 
 
 def test_observations_are_normalised_by_what_was_seen_before_the_update():
@@ -726,27 +732,27 @@ def test_observations_are_normalised_by_what_was_seen_before_the_update():
     a = learner(normalise_obs=True)
     told = listen(a)
     zeros = {"r": [1.0, 1], "w": [1.0, 1]}
-    a.update(happened(v=[1.0, 3], **zeros))
-    near(told[0]["obs"].flatten(), [1.0, 3])
-    a.update(happened(v=[5.0, 5], **zeros))
-    near(told[1]["obs"].flatten(), [3.0, 3])
-    a.update(happened(v=[3.5, 1e6], **zeros))
-    near(told[2]["obs"].flatten(), [0.0, 10.0])  # held within 10
+    learn(a, happened(v=[1.0, 3], **zeros))
+    near(told[0]["actor_input"].flatten(), [1.0, 3])
+    learn(a, happened(v=[5.0, 5], **zeros))
+    near(told[1]["actor_input"].flatten(), [3.0, 3])
+    learn(a, happened(v=[3.5, 1e6], **zeros))
+    near(told[2]["actor_input"].flatten(), [0.0, 10.0])  # held within 10
     norm = a.observations.norms["agents"]
     assert norm.count == 6
     off = learner()
     told = listen(off)
-    off.update(happened(v=[1.0, 3], **zeros))
-    off.update(happened(v=[5.0, 5], **zeros))
-    near(told[1]["obs"].flatten(), [5.0, 5])
+    learn(off, happened(v=[1.0, 3], **zeros))
+    learn(off, happened(v=[5.0, 5], **zeros))
+    near(told[1]["actor_input"].flatten(), [5.0, 5])
 
 
 def test_values_speak_in_the_units_of_the_returns_seen():
     """normalise_value: after returns of 2 and 6 the critic's 1 means 4 + 2 * 1."""
     a = learner(normalise_value=True, lr_critic=1e-30)
     told = listen(a)
-    a.update(happened(**PAID))
-    a.update(happened([3.0], [1.0], [-1.0]))
+    learn(a, happened(**PAID))
+    learn(a, happened([3.0], [1.0], [-1.0]))
     # V = 6, V' = 4 - 2 = 2: A = 3 + 2 / 2 - 6 = -2. The target 4 moves the mean of 2, 6, 4 nowhere: it is 0 deviations off
     near(told[1]["advantage"].flatten(), [-2.0])
     near(told[1]["target"].flatten(), [0.0])
@@ -757,8 +763,8 @@ def test_rewards_are_divided_by_the_root_mean_square_of_all_so_far():
     """normalise_reward: 2 and 6, then 10 and 14: the mean square of all four is (4 + 36 + 100 + 196) / 4 = 84."""
     a = learner(normalise_reward=True)
     told = listen(a)
-    a.update(happened(**PAID))
-    a.update(happened([10.0, 14], [0.0, 0], terminated=[Y, Y]))
+    learn(a, happened(**PAID))
+    learn(a, happened([10.0, 14], [0.0, 0], terminated=[Y, Y]))
     _, b = told[1]["critic"]  # V(0), learnt meanwhile
     near(told[1]["advantage"].flatten(), [10 / 84**0.5 - b, 14 / 84**0.5 - b])
 
@@ -768,7 +774,7 @@ def test_constant_pay_and_pay_out_of_turn_are_not_blown_up(env, square):
     """In probe_turns a move is paid while the other moves: who acts at the moment earns nothing at it."""
     loop = loop_of("mappo", env, algo={"rollout": 16, "normalise_reward": True})
     a, batch = loop.learners[0], batch_of(loop)
-    a.update(batch)
+    learn(a, batch)
     seen = a.reward_norm.var + a.reward_norm.mean.square()
     near(seen, float(batch.learner_reward["agents"].double().square().mean()) if square is None else square)
 
@@ -778,7 +784,7 @@ def test_a_rate_that_adapts_stays_where_nobody_acted():
     batch = happened(**ONE)
     view = batch.frame["agents"]
     view.alive = view.active = ~view.active
-    a.update(batch)
+    learn(a, batch)
     assert float(a.actor_optimiser.rate) == pytest.approx(1e-3)
 
 
@@ -799,8 +805,8 @@ def test_a_normaliser_of_the_users_own(tmp_path):
     )
     a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True, normalise_value=True)
     told = listen(a)
-    a.update(happened([2.0, 6], [4.0, 0], terminated=[Y, Y]))
-    near(told[0]["obs"].flatten(), [2.0, 0])
+    learn(a, happened([2.0, 6], [4.0, 0], terminated=[Y, Y]))
+    near(told[0]["actor_input"].flatten(), [2.0, 0])
     near(told[0]["target"].flatten(), [1.0, 3])
     near(told[0]["advantage"].flatten(), [2.0 - 4, 6])
     assert (a.value_norm.seen, a.observations.norms["agents"].seen) == (2, 2)
@@ -809,17 +815,17 @@ def test_a_normaliser_of_the_users_own(tmp_path):
 # --- one net for both ---
 
 
-@pytest.mark.parametrize("fused", KINDS)
-def test_a_shared_trunk_descends_both_losses_at_once(fused):
+@pytest.mark.parametrize("kernels", KINDS)
+def test_a_shared_trunk_descends_both_losses_at_once(kernels):
     """The slopes of both choices and of the value, in weight and bias: -1, 1, -2 twice: the norm is the root of 12; with a
     value weight of 2 they are -1, 1, -4: the root of 36. Clipped to 0.5, all are scaled alike."""
     for weight, norm, slopes in ((1.0, 12**0.5, [-1.0, 1, -2]), (2.0, 6.0, [-1.0, 1, -4])):
-        a = learner(net={"trunk": "shared"}, fused=fused, grad_clip=0.5, value_weight=weight)
+        a = learner(net={"trunk": "shared"}, kernels=kernels, grad_clip=0.5, value_weight=weight)
         assert a.critic is None
         assert sum(isinstance(m, Optimiser) for m in a.modules()) == 1
         with torch.no_grad():
             a.actor.net.body.weights[0][2] = 1.0
-        metrics = a.update(happened(**ONE))
+        metrics = learn(a, happened(**ONE))
         near(metrics["grad_norm"], norm)
         near(metrics["value_loss"], 2.0)
         near(a.actor_optimiser.first, [0.1 * 0.5 / norm * x for x in (*slopes, *slopes)])
@@ -891,8 +897,8 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, config, net, env)
     spoilt.learner_reward["agents"][gone] = 1e3
     for x in tree_leaves(spoilt.memory):
         x[gone[0]] = 9.0  # who is not there at first arrives with an empty memory
-    a.update(batch)
-    b.update(spoilt)
+    learn(a, batch)
+    learn(b, spoilt)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     assert a.actor_optimiser.steps > 0
 
@@ -907,21 +913,20 @@ def test_what_is_remembered_in_an_update_is_what_was_remembered_in_the_rollout(e
     a = loop.learners[0]
     told, seen = listen(a), []
 
-    def compare(log_prob, entropy, data, loss=a.policy_loss):
-        parts = data["seen"], data["memory"]["critic"], data["start"], data.get("moves")
-        assert len(data["seen"]) == a.chunk
-        seen.append(a.critic.value(*parts)[0].detach())
-        return loss(log_prob, entropy, data)
+    def compare(log_prob, entropy, batch, loss=a.actor_loss):
+        assert len(batch.critic_input) == a.chunk
+        seen.append(a.critic.value(batch.critic_input, *batch.recall("critic"))[0].detach())
+        return loss(log_prob, entropy, batch)
 
-    a.policy_loss = compare
+    a.actor_loss = compare
     for k in range(3):
-        metrics = a.update(batch_of(loop))
+        metrics = learn(a, batch_of(loop))
         assert abs(float(metrics["kl"])) < 1e-6
         assert metrics["clip_fraction"] == 0
         assert metrics["grad_norm_actor"] > 0
         torch.testing.assert_close(seen[k], told[k]["value"], rtol=0, atol=1e-6)
-        mask = told[k].get("mask", torch.tensor(True))
-        difference = torch.where(mask, told[k]["now"] - told[k]["log_prob"], 0)
+        active = torch.tensor(True) if told[k]["active"] is None else told[k]["active"]
+        difference = torch.where(active, told[k]["now"] - told[k]["log_prob"], 0)
         assert difference.abs().max() < 1e-5
     assert any(x.abs().max() > 0.01 for x in tree_leaves(told[-1]["memory"]))
 
@@ -935,8 +940,8 @@ def test_what_is_seen_while_waiting_is_not_remembered(memory):
     spoilt = tree_map(torch.clone, batch)
     for frame in (spoilt.frame, spoilt.next):
         frame["agents"].obs[~frame["agents"].active] = 7.0
-    loop.learners[0].update(batch)
-    twin.learners[0].update(spoilt)
+    learn(loop.learners[0], batch)
+    learn(twin.learners[0], spoilt)
     assert all(torch.equal(x, twin.learners[0].state_dict()[k]) for k, x in loop.learners[0].state_dict().items())
 
 
@@ -950,7 +955,11 @@ def test_a_rollout_begins_with_the_memories_that_the_last_one_left(env, memory):
     view = batch.frame["agents"]
     moment = view.start, view.active if env == "probe_turns" else None
     with torch.no_grad():
-        obs, seen, before = a.observations.obs(batch.frame, 2), a.observations.seen(batch.frame), batch.memory["agents"]
+        obs, seen, before = (
+            a.observations.actor_input(batch.frame),
+            a.observations.critic_input(batch.frame),
+            batch.memory["agents"],
+        )
         after = {
             "actor": a.actor.unroll(obs, None, before["actor"], *moment)[2],
             "critic": a.critic.value(seen, before["critic"], *moment)[1],

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from shoal.algos.base import Seat
 from shoal.algos.ppo import PPO
+from shoal.algos.samples import Samples
 from shoal.nets.layers import NetConfig
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
@@ -24,6 +26,10 @@ def batch_of(loop, steps=16):
     a = loop.learners[0]
     batch.noise = torch.rand(a.draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
     return batch
+
+
+def learn(a, batch):
+    return a.update(Samples(a, batch))
 
 
 def weights(algorithm):
@@ -47,7 +53,7 @@ def test_ratios_begin_at_one(env, config, algo, share):
     """Also after earlier updates moved the weights and the observation statistics."""
     loop = loop_of("mappo", env, config, algo={**algo, "epochs": 1, "minibatches": 1, "rollout": 16}, net={"share": share})
     for _ in range(3):
-        metrics = loop.learners[0].update(batch_of(loop))
+        metrics = learn(loop.learners[0], batch_of(loop))
         assert abs(float(metrics["kl"])) < 1e-6
         assert float(metrics["clip_fraction"]) == 0
         assert float(metrics["grad_norm_actor"]) > 0
@@ -67,8 +73,8 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env):
     spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
     spoilt.frame["agents"].obs[gone] = 1e3
     spoilt.learner_reward["agents"][gone] = 1e3  # what the dead are paid after their death
-    learner.update(batch)
-    twin.update(spoilt)
+    learn(learner, batch)
+    learn(twin, spoilt)
     for k, x in weights(learner).items():
         assert torch.equal(x, twin.state_dict()[k]), k
 
@@ -87,8 +93,8 @@ def test_agents_with_nets_of_their_own_do_not_touch_each_other():
     twin.load_state_dict(learner.state_dict())
     other = tree_map(torch.clone, batch)
     other.learner_reward["agents"][..., 1] += 5.0
-    learner.update(batch)
-    twin.update(other)
+    learn(learner, batch)
+    learn(twin, other)
     for k, x in learner.actor.named_parameters():
         y = twin.actor.get_parameter(k)
         assert torch.equal(x[0], y[0]), k
@@ -111,8 +117,8 @@ def test_one_algorithm_for_two_groups_equals_one_group():
     one = EnvSpec((Group("agents", "t", ("x_0", "x_1", "x_2"), (4,), Discrete(3)),))
     two = EnvSpec((Group("a", "t", ("a_0", "a_1"), (4,), Discrete(3)), Group("b", "t", ("b_0",), (4,), Discrete(3))))
     config = PPO.Config(rollout=5, critic="world", normalise_obs=False)
-    whole = PPO(one, ("agents",), config, NetConfig(), torch.Generator().manual_seed(1))
-    split = PPO(two, ("a", "b"), config, NetConfig(), torch.Generator().manual_seed(1))
+    whole = PPO(Seat(one, ("agents",), config, NetConfig(), torch.Generator().manual_seed(1)))
+    split = PPO(Seat(two, ("a", "b"), config, NetConfig(), torch.Generator().manual_seed(1)))
     steps, rows = 5, 6
     yes = torch.ones(steps, rows, 3, dtype=torch.bool)
 
@@ -142,7 +148,7 @@ def test_one_algorithm_for_two_groups_equals_one_group():
     assert torch.equal(torch.cat([theirs["a"], theirs["b"]], 2), actions["agents"])
     results = {g: Result(parts(reward)[g], parts(~yes)[g]) for g in "ab"}
     halves = Batch(cut(batch.frame), cut(batch.next), theirs, results, over, left, nothing, parts(reward), batch.noise)
-    one_metrics, two_metrics = whole.update(batch), split.update(halves)
+    one_metrics, two_metrics = learn(whole, batch), learn(split, halves)
     assert all(torch.allclose(one_metrics[k], two_metrics[k], atol=1e-6) for k in one_metrics)
     assert all(torch.allclose(x, split.state_dict()[k], atol=1e-6) for k, x in whole.state_dict().items())
 
@@ -183,6 +189,6 @@ def test_normalisers_move_in_training_alone():
     before = weights(a)
     loop.players.act(loop.collector.frame, loop.collector.memory, loop.players.noise(torch.Generator(), 8), explore=True)
     assert all(torch.equal(x, before[k]) for k, x in a.state_dict().items())
-    a.update(batch)
+    learn(a, batch)
     assert float(a.observations.norms["agents"].count) == 16 * 8 * 3
     assert dataclasses.asdict(a.config)["normalise_obs"]

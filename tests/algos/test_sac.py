@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.algos.base import Seat
 from shoal.algos.sac import SAC
+from shoal.algos.samples import Samples
 from shoal.ids import catalog
 from shoal.kernels import native
 from shoal.nets.layers import NetConfig
@@ -94,11 +96,12 @@ def worth(a, *rows, slow=None):
             layer(judge.head.body, weights, bias)
 
 
-def learner(spec=None, net=None, fused=False, logits=None, **config):
+def learner(spec=None, net=None, kernels=False, logits=None, **config):
     spec = spec or world()
     nets = NetConfig(**{"hidden": (), **(net or {})})
     groups = tuple(g.name for g in spec.groups)
-    a = SAC(spec, groups, SAC.Config(**{**PLAIN, **config}), nets, torch.Generator().manual_seed(0))
+    config = SAC.Config(**{**PLAIN, **config})
+    a = SAC(Seat(spec, groups, config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     if nets.memory == "none":
         box, body = isinstance(a.space, Box), a.actor.body
         means = torch.zeros(body.width_out, body.width_in)
@@ -112,9 +115,11 @@ def learner(spec=None, net=None, fused=False, logits=None, **config):
                 both = torch.eye(2 * a.width)
                 rows = [(both[: a.width], None), (both[a.width :], None)]
             worth(a, *rows[: len(a.critics)])
-    if fused:
-        a.fuse()
     return a
+
+
+def learn(a, batch):
+    return a.update(Samples(a, batch))
 
 
 def steps(x):
@@ -298,14 +303,14 @@ def test_every_option_has_a_number_of_its_own():
         assert option in source, f"{test} says nothing of {option}"
 
 
-@pytest.mark.parametrize("fused", KINDS)
+@pytest.mark.parametrize("kernels", KINDS)
 @pytest.mark.parametrize("option", SWITCHES)
-def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, told):
+def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels, told):
     s = SWITCHES[option]
     for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
-        a = learner(None, None, fused, **{**(s.base or {}), **config})
+        a = learner(None, None, kernels, **{**(s.base or {}), **config})
         a.set_schedules(HALF_WAY)
-        metrics = a.update(happened(a, **{**ONE, **(s.batch or {})}))
+        metrics = learn(a, happened(a, **{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
     assert s.plain != s.switched
 
@@ -315,7 +320,7 @@ def test_names_and_defaults():
     assert catalog("algos")["masac"].settings == {"critic": "world"}
     c = SAC.Config()
     assert (c.critics, c.alpha, c.alpha_auto, c.target_entropy, c.critic) == (2, 0.2, True, None, "own")
-    a = SAC(world(3), ("agents",), c, NetConfig(), torch.Generator().manual_seed(0))
+    a = SAC(Seat(world(3), ("agents",), c, NetConfig(), torch.Generator().manual_seed(0)))
     near(a.alpha, [0.2] * 3)  # one an agent
     assert a.alpha_optimiser.rate == a.critic_optimiser.rate == c.lr
     assert {"weights.log", "alpha_optimiser.first"} <= set(a.state_dict())
@@ -352,7 +357,7 @@ def test_the_next_value_is_that_of_a_draw_with_its_entropy(told):
     w = [[[0.0, 4]] * 4]
     noise = torch.tensor([0.5, ONES, ONES, 0.5]).reshape(1, 4, 1, 1)
     batch = happened(a, torch.zeros(1, 4, 2), w, 3.0, terminated=[[N, N, Y, N]], over=[[N, N, Y, Y]], following=noise, own=JUNK)
-    a.update(batch)
+    learn(a, batch)
     quiet = 3 + (4 + 0.25 * H) / 2
     near(told[0]["target"].flatten(), [quiet, 3 + (5 - 0.25 * LOG_PI_1) / 2, 3, quiet])  # a cut is no end
 
@@ -361,7 +366,7 @@ def test_the_mean_and_the_deviation_follow_from_what_is_seen(told):
     """m = 1/2 and a deviation of e^(-3/2): -3/2 + 7/2 tanh 0. u = 1/2 + e^(-3/2), log pi = -1/2 + 3/2 - H - log(1 - a^2)."""
     a = learner()
     layer(a.actor.body, [[1.0, 0], [0, 0]])
-    a.update(happened(a, [[0.0, 0]], [[0.5, 4]], 0.0, following=ONES))
+    learn(a, happened(a, [[0.0, 0]], [[0.5, 4]], 0.0, following=ONES))
     x = math.tanh(0.5 + math.exp(-1.5))
     near(told[0]["target"].flatten(), [(4 + x - (1 - H - math.log(1 - x * x))) / 2])
 
@@ -370,7 +375,7 @@ def test_the_slope_of_the_actor():
     """u = z = 1 with alpha = 3/4: L = 3/4 log pi - (v + a), as the second critic is lower. dL/dm = 3/4 2a - (1 - a^2);
     dL/d log s = 3/4 (2a - 1) - (1 - a^2), times d log s / d(output) = 7/2 (1 - (3/7)^2) = 20/7. Critics do not move by it."""
     a = learner(alpha=0.75, **STILL)
-    metrics = a.update(happened(a, [[0.0, 4]], [[0.0, 0]], own=ONES, following=JUNK, terminated=Y))
+    metrics = learn(a, happened(a, [[0.0, 4]], [[0.0, 0]], own=ONES, following=JUNK, terminated=Y))
     near(metrics["loss_actor"], 0.75 * LOG_PI_1 - 4 - TANH)
     near(metrics["entropy"], -LOG_PI_1)
     by_mean = 1.5 * TANH - (1 - TANH**2)
@@ -389,14 +394,14 @@ def test_the_lowest_critic_is_climbed():
     for m, up in ((1.0, -1.0), (-1.0, 1.0)):
         a = learner(alpha=1e-9, **STILL)
         worth(a, ([[0.0, 0, 1]], [0.0]), ([[0.0, 0, -1]], [0.0]))
-        a.update(happened(a, [[m, 0]], [[0.0, 0]]))
+        learn(a, happened(a, [[m, 0]], [[0.0, 0]]))
         near(slope(a.actor_optimiser, a.actor.body.biases[0])[0], -up * (1 - TANH**2))
 
 
 def test_dimensions_are_summed(told):
     """Two dimensions in the middle: -log pi = 2 H, and -2 is asked for."""
     a = learner(world(action=Box((-1.0,) * 2, (1.0,) * 2), obs=(3,)))
-    metrics = a.update(happened(a, [[0.0, 0, 1]], [[0.0, 0, 4]], 3.0, torch.tensor([0.5, 0.25])))
+    metrics = learn(a, happened(a, [[0.0, 0, 1]], [[0.0, 0, 4]], 3.0, torch.tensor([0.5, 0.25])))
     near(told[0]["target"].flatten(), [3 + (4 + 2 * H) / 2])
     near(told[0]["value"].flatten(), [3.75, 1.75])
     near(metrics["entropy"], 2 * H)
@@ -416,12 +421,12 @@ def test_dimensions_are_summed(told):
 )
 def test_the_weight_of_the_entropy_moves_until_it_is_as_asked(asked, noise, expected):
     a = learner(target_entropy=asked, alpha=0.5)
-    a.update(happened(a, [[0.0, 1]], [[0.0, 4]], own=noise))
+    learn(a, happened(a, [[0.0, 1]], [[0.0, 4]], own=noise))
     near(slope(a.alpha_optimiser, a.weights.log), [expected], 1e-6 if expected == 0.0 else 2e-5)
     if expected:  # too much entropy: less weight
         near(a.alpha.log(), [math.log(0.5) - math.copysign(0.25, expected)], 1e-3)
     still = learner(target_entropy=asked, alpha=0.5, alpha_auto=False)
-    metrics = still.update(happened(still, [[0.0, 1]], [[0.0, 4]], own=noise))
+    metrics = learn(still, happened(still, [[0.0, 1]], [[0.0, 4]], own=noise))
     assert still.alpha.tolist() == [0.5]
     assert metrics["alpha"] == 0.5
     assert still.alpha_optimiser is None
@@ -435,7 +440,7 @@ def test_every_agent_has_a_weight_of_its_own(told):
     with torch.no_grad():
         a.weights.log[1] = -LOG_2
     u = torch.tensor([0.5, ONES])[:, None]
-    metrics = a.update(happened(a, torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), own=u, following=u))
+    metrics = learn(a, happened(a, torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), own=u, following=u))
     near(told[0]["target"].flatten(), [H / 2, (TANH - LOG_PI_1 / 2) / 2])
     near(metrics["loss_actor"], (-H + LOG_PI_1 / 2 - TANH) / 2)
     near(metrics["entropy"], asked)
@@ -511,7 +516,7 @@ def test_an_actor_that_waits_keeps_its_metrics_and_its_weight():
     first, log = a.actor.body.biases[0].clone(), []
     for k in range(3):
         batch = happened(a, [[0.0, 1]], [[0.0, 4]], 3.0, own=(0.5, ONES, 0.5)[k])
-        log.append(a.update(batch))
+        log.append(learn(a, batch))
         assert torch.equal(a.actor.body.biases[0], first) == (k != 1)
         assert (a.alpha.item() == 1) == (k == 0)
         assert (a.target.lag() == 0) == (k == 1)  # they follow with the actor
@@ -519,7 +524,7 @@ def test_an_actor_that_waits_keeps_its_metrics_and_its_weight():
             first = a.actor.body.biases[0].clone()
             moment = log[1]
     assert a.actor_optimiser.steps == a.alpha_optimiser.steps == 1
-    for name in a.held_names:
+    for name in a.actor_metrics:
         assert log[2][name] == moment[name]
     near(moment["entropy"], -LOG_PI_1)
     near(moment["alpha"], math.exp(-0.25))
@@ -539,7 +544,7 @@ def test_of_choices_the_next_value_is_expected_and_not_drawn(told):
     worth(a, (both[:3], None), (both[3:], None), slow=[(2 * both[:3], None), (2 * both[3:], None)])
     for noise in ([0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
         batch = happened(a, [[1.0, 2, 3, 4, 5, 6]], [[2.0, 4, 6, 4, 2, 8]], 3.0, 1, following=noise, own=noise)
-        a.update(batch)
+        learn(a, batch)
         near(told[0]["target"].flatten(), [3 + (6 + 0.5 * 1.5 * LOG_2) / 2])
         near(told[0]["value"].flatten(), [2.0, 5])
 
@@ -549,7 +554,7 @@ def test_of_choices_the_actors_loss_is_expected_and_not_drawn():
     grads = []
     for noise in ([0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
         a = learner(world(action=THREE), logits=LIKELY, alpha=0.5, **STILL)
-        metrics = a.update(happened(a, [[4.0, 8, 12, 8, 4, 16]], [[0.0] * 6], own=noise, following=noise, terminated=Y))
+        metrics = learn(a, happened(a, [[4.0, 8, 12, 8, 4, 16]], [[0.0] * 6], own=noise, following=noise, terminated=Y))
         near(metrics["loss_actor"], -0.75 * LOG_2 - 6)
         near(metrics["entropy"], 1.5 * LOG_2)
         grads.append(slope(a.actor_optimiser, a.actor.body.biases[0]))
@@ -563,7 +568,7 @@ def test_only_what_is_legal_is_expected(told):
     batch = happened(
         a, [[4.0, 8, JUNK, 8, 4, JUNK]], [[JUNK, 8, 12, JUNK, 4, 16]], 3.0, 1, legal=[Y, Y, N], legal_tp1=[N, Y, Y]
     )
-    metrics = a.update(batch)
+    metrics = learn(a, batch)
     near(told[0]["target"].flatten(), [3 + (8 + LOG_2) / 2])
     near(told[0]["value"].flatten(), [8.0, 4])
     entropy = LOG_3 - 2 / 3 * LOG_2
@@ -587,7 +592,7 @@ def test_only_what_is_legal_is_expected(told):
 )
 def test_a_share_of_the_most_entropy_that_there_can_be_is_asked_for(asked, legal, entropy, goal):
     a = learner(world(action=THREE, masked=legal is not None), target_entropy=asked)
-    metrics = a.update(happened(a, [[1.0] * 6], [[1.0] * 6], legal=legal, legal_tp1=legal))
+    metrics = learn(a, happened(a, [[1.0] * 6], [[1.0] * 6], legal=legal, legal_tp1=legal))
     near(metrics["entropy"], entropy)
     near(slope(a.alpha_optimiser, a.weights.log), [entropy - goal], 1e-6)
     near(a.alpha.log(), [-0.25 if entropy - goal > 1e-3 else 0.0], 0.05)
@@ -597,7 +602,7 @@ def test_the_share_asked_for_goes_by_what_is_legal_at_the_moment():
     """Two rows, of two choices and of three: log 2 and log 3, and half of each is asked for."""
     a = learner(world(action=THREE, masked=True), target_entropy=0.5)
     zeros = torch.zeros(1, 2, 6)
-    a.update(happened(a, zeros, zeros, legal=[[[[Y, Y, N]], [[Y, Y, Y]]]], legal_tp1=[N, N, Y]))
+    learn(a, happened(a, zeros, zeros, legal=[[[[Y, Y, N]], [[Y, Y, Y]]]], legal_tp1=[N, N, Y]))
     near(slope(a.alpha_optimiser, a.weights.log), [0.25 * (LOG_2 + LOG_3)])
 
 
@@ -607,7 +612,7 @@ def test_several_dimensions_are_worth_their_mean_and_have_the_sum_of_entropies(t
     a = learner(world(action=MultiDiscrete((2, 3))), logits=[0.0, 0.0, *LIKELY], alpha=0.5, **STILL)
     q, w = torch.tensor([2.0, 3, 7, 8, 9]), torch.tensor([4.0, 6, 4, 8, 12])
     action = torch.tensor([1, 2]).reshape(1, 1, 1, 2)
-    metrics = a.update(happened(a, torch.cat((q, q + 1))[None], torch.cat((w, w + 1))[None], 3.0, action))
+    metrics = learn(a, happened(a, torch.cat((q, q + 1))[None], torch.cat((w, w + 1))[None], 3.0, action))
     near(told[0]["value"].flatten(), [6.0, 7])
     near(told[0]["target"].flatten(), [3 + (6 + 0.5 * 2.5 * LOG_2) / 2])
     near(metrics["entropy"], 2.5 * LOG_2)
@@ -618,7 +623,7 @@ def test_several_dimensions_are_worth_their_mean_and_have_the_sum_of_entropies(t
     near(slope(a.alpha_optimiser, a.weights.log), [2.5 * LOG_2 - 0.2 * math.log(6)])
     masked = learner(world(action=MultiDiscrete((2, 3)), masked=True), logits=[0.0, 0.0, *LIKELY])
     legal = [N, Y, Y, Y, N]  # one choice, and two of 2/3 and 1/3
-    masked.update(happened(masked, [[0.0] * 10], [[0.0] * 10], 0.0, action, legal=legal, legal_tp1=legal))
+    learn(masked, happened(masked, [[0.0] * 10], [[0.0] * 10], 0.0, action, legal=legal, legal_tp1=legal))
     near(slope(masked.alpha_optimiser, masked.weights.log), [LOG_3 - 2 / 3 * LOG_2 - 0.2 * LOG_2])
 
 
@@ -661,7 +666,7 @@ def test_one_critic_of_a_team_has_the_entropies_of_all_in_its_value(told):
         a.weights.log[1] = -LOG_2
     u = torch.tensor([0.5, ONES])[:, None]
     q, w = [[[[0.0, 1], [0, JUNK]]]], [[[[0.0, 4], [0, JUNK]]]]
-    a.update(happened(a, q, w, [[[2.0, 4]]], torch.tensor([[0.5], [0.25]]), following=u))
+    learn(a, happened(a, q, w, [[[2.0, 4]]], torch.tensor([[0.5], [0.25]]), following=u))
     assert told[0]["value"].shape == (2, 1, 1, 1)
     near(told[0]["value"].flatten(), [3.75, 1.75])
     near(told[0]["target"].flatten(), [3 + (4 + TANH + H - LOG_PI_1 / 2) / 2])
@@ -687,7 +692,7 @@ def test_the_dead_are_not_in_a_teams_value(now, then, ended, there, told):
     batch = happened(
         a, torch.zeros(1, 1, 2, 2), w, learner_reward, 0.5, [[ended]], alive=[[now]], alive_tp1=[[then]], following=u
     )
-    a.update(batch)
+    learn(a, batch)
     v = 4.0 if then[0] else 0.0  # of the first agent, who sees nothing when it is dead
     worths = [(0.0, H), (TANH, -LOG_PI_1)]
     value = 0.0 if there is None else v + sum(x + bonus for (x, bonus), y in zip(worths, there, strict=True) if y)
@@ -699,7 +704,7 @@ def test_agents_of_a_team_improve_their_own_part():
     """Each beside what the others did, 1/2: L_0 = -H - (4 + 0 + 1/2) and L_1 = log pi_1 - (4 + tanh 1 + 1/2)."""
     a = team(**STILL)
     u = torch.tensor([0.5, ONES])[:, None]
-    metrics = a.update(happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, own=u))
+    metrics = learn(a, happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, own=u))
     near(metrics["loss_actor"], (-H - 4.5 + LOG_PI_1 - 4.5 - TANH) / 2)
     near(metrics["entropy"], (H - LOG_PI_1) / 2)
     by_mean = (-1 + 2 * TANH - (1 - TANH**2)) / 2
@@ -713,7 +718,7 @@ def test_others_do_what_they_did_or_what_they_would(others):
     a = team(others=others, **STILL)
     u = torch.tensor([0.5, ONES])[:, None]
     heard = inputs(a.critics[1])
-    metrics = a.update(happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, torch.tensor([[0.25], [0.5]]), own=u))
+    metrics = learn(a, happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, torch.tensor([[0.25], [0.5]]), own=u))
     actions = heard[-1][0, 0, :, 4:]
     if others == "buffer":
         near(actions, [[0.0, 0.5], [0.25, TANH]])
@@ -730,7 +735,7 @@ def test_what_the_dead_would_do_is_not_said_either():
     heard = inputs(a.critics[1])
     alive = [[[Y, N]]]
     u = torch.tensor([0.5, ONES])[:, None]
-    a.update(happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, alive=alive, alive_tp1=alive, own=u))
+    learn(a, happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, alive=alive, alive_tp1=alive, own=u))
     near(heard[0][0, 0, :, 4:], [[0.5, 0.0]])
     near(heard[-1][0, 0, :, 4:], [[0.0, 0.0]])
 
@@ -740,7 +745,7 @@ def test_what_is_gained_weighs_as_much_beside_entropy_when_others_are_dead(other
     """Agent 0 draws the middle alone: the slope in its mean is 2a - 1 = -1, whoever is dead, and in the dead one's 0."""
     a = team(mortal=True, others=others, **STILL)
     alive = [[[Y, N]]]
-    a.update(happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, alive=alive, alive_tp1=alive))
+    learn(a, happened(a, [[[[0.0, 4], [0, 0]]]], torch.zeros(1, 1, 2, 2), 0.0, 0.5, alive=alive, alive_tp1=alive))
     near(slope(a.actor_optimiser, a.actor.body.ids)[:, 0], [-1.0, 0])
 
 
@@ -757,7 +762,7 @@ def test_those_who_wait_have_no_entropy_to_come(told):
     turn[0::2, 0, 0] = turn[1::2, 0, 1] = True
     batch.frame["agents"].active = turn
     batch.next["agents"].active = turn.roll(1, -1) & alive | turn.roll(-1, -1) & alive
-    a.update(batch)
+    learn(a, batch)
     near(told[0]["target"][0].flatten(), [3 + (4 + TANH - LOG_PI_1) / 2])
 
 
@@ -772,7 +777,7 @@ def test_where_pay_differs_each_has_a_critic_and_its_own_entropy_alone(told):
     worth(a, (rows, None), (rows, None))
     u = torch.tensor([0.5, ONES])[:, None]
     q, w = [[[[0.0, 1], [0, 2]]]], [[[[0.0, 4], [0, 6]]]]
-    a.update(happened(a, q, w, [[[3.0, 5]]], torch.tensor([[0.5], [0.25]]), following=u))
+    learn(a, happened(a, q, w, [[[3.0, 5]]], torch.tensor([[0.5], [0.25]]), following=u))
     near(told[0]["value"][0].flatten(), [2.25, 3.25])
     near(told[0]["target"].flatten(), [3 + (4 + 3 * TANH + H) / 2, 5 + (6 + 3 * TANH - LOG_PI_1) / 2])
 
@@ -796,7 +801,7 @@ def test_what_critics_see_and_are_told(critic, critic_input, common):
     batch = happened(a, torch.full((1, 1, 2, 2), 3.0), torch.zeros(1, 1, 2, 2), 0.0, torch.tensor([[0.5], [0.25]]))
     batch.frame.state, batch.next.state = torch.full((1, 1, 7), 5.0), torch.zeros(1, 1, 7)
     heard = inputs(a.critics[1])
-    a.update(batch)
+    learn(a, batch)
     state = {"own": [3.0] * 2, "team": [3.0] * 4}.get(critic, [3.0] * 4 if critic_input == "joined" else [5.0] * 7)
     state = state + [3.0] * 2 if critic_input == "agent" else state
     actions = [[0.5], [0.25]] if critic == "own" else [[0.5, 0.25]] * (1 if a.as_one else 2)
@@ -816,7 +821,7 @@ def test_critics_of_choices_never_see_an_agents_own_but_the_others(others, commo
         a, torch.full((1, 1, 3, 1), 7.0), torch.full((1, 1, 3, 1), 9.0), 0.0, [[[1, 0, 0]]], own=torch.stack(own),
         following=torch.stack(following),
     )  # fmt: skip
-    a.update(batch)
+    learn(a, batch)
 
     def beside(*choices):
         hot = [[0, 1] if x else [1, 0] for x in choices]
@@ -844,7 +849,7 @@ def test_a_matrix_game_with_a_critic_that_knows_it(told):
     worth(a, (rows, None), (rows, None))
     noise = torch.tensor([[0.01, 0.99], [0.5, 0.5]])
     zeros = torch.zeros(1, 1, 2, 1)
-    a.update(happened(a, zeros, zeros, 3.0, [[[0, 1]]], following=noise))
+    learn(a, happened(a, zeros, zeros, 3.0, [[[0, 1]]], following=noise))
     entropy = 2 * LOG_2 - 0.75 * LOG_3
     near(told[0]["value"][0].flatten(), [2.0, 2])
     # agent 0 beside a first choice: 3/4 8 = 6; agent 1 beside a second: 3/4 0 + 1/4 4
@@ -860,7 +865,7 @@ def test_the_dead_are_in_no_loss_and_weigh_no_entropy():
     a = learner(world(2, mortal=True), **STILL)
     alive = [[[Y, N]]]
     q = [[[[0.0, 4], [JUNK, JUNK]]]]
-    metrics = a.update(happened(a, q, q, [[[1.0, JUNK]]], 0.0, alive=alive, alive_tp1=alive, own=u, following=u))
+    metrics = learn(a, happened(a, q, q, [[[1.0, JUNK]]], 0.0, alive=alive, alive_tp1=alive, own=u, following=u))
     near(metrics["loss_actor"], -H - 4)
     near(metrics["entropy"], H)
     near(metrics["loss_critic"], ((1 + (4 + H) / 2 - 6) ** 2 + (1 + (4 + H) / 2 - 4) ** 2) / 2)
@@ -872,7 +877,7 @@ def test_the_dead_are_in_no_loss_and_weigh_no_entropy():
 def test_where_nobody_acts_nothing_moves():
     a = learner(world(mortal=True), weight_decay=0.5)
     before = {k: x.clone() for k, x in a.state_dict().items() if "target.updates" not in k}
-    metrics = a.update(happened(a, [[0.0, 1]], [[0.0, 4]], JUNK, alive=N, alive_tp1=N))
+    metrics = learn(a, happened(a, [[0.0, 1]], [[0.0, 4]], JUNK, alive=N, alive_tp1=N))
     assert all(torch.equal(x, a.state_dict()[k]) for k, x in before.items())
     assert (metrics["loss_critic"], metrics["loss_actor"], metrics["entropy"]) == (0, 0, 0)
 
@@ -885,7 +890,7 @@ def test_so_many_rewards_and_then_the_value_with_its_entropy(told):
     batch = happened(
         a, q, w, [1.0, 2], terminated=[[N, N, N], [N, Y, N]], over=[[N, N, Y], [N, Y, N]]
     )  # fmt: skip
-    a.update(batch)
+    learn(a, batch)
     near(told[0]["target"].flatten(), [2 + (4 + H) / 4, 2, 1 + (8 + H) / 2])
     assert told[0]["value"].shape == (2, 1, 3, 1)  # the second step was there for its reward
 
@@ -907,14 +912,14 @@ def test_importance_weighs_the_critics_and_not_the_actor():
     a = learner(alpha=1e-9)
     batch = happened(a, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), 4.0, terminated=Y)
     batch.weight = torch.tensor([1.0, 0.5])
-    metrics = a.update(batch)
+    metrics = learn(a, batch)
     near(metrics["loss_critic"], 7.5)
     near(metrics["priority"], [3.0, 3])
     near(metrics["td_error"], 3.0)
     near(metrics["predictQ"], 1.0)
     near(slope(a.critic_optimiser, a.critics[1].head.body.biases[0]), [-3.0])
     near(slope(a.actor_optimiser, a.actor.body.biases[0])[0], -1.0, 0.01 + 0.25)  # by the critics' slope after their step
-    assert "priority" not in learner(prioritised=False).update(happened(a, [[0.0, 0]], [[0.0, 0]]))
+    assert "priority" not in learn(learner(prioritised=False), happened(a, [[0.0, 0]], [[0.0, 0]]))
 
 
 def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told):
@@ -923,7 +928,7 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
     zeros = torch.zeros(1, 2, 2)
     a.update_statistics(happened(a, zeros, zeros, [[2.0, 6]]))
     a.update_statistics(happened(a, zeros, zeros, JUNK, alive=N))
-    a.update(happened(a, zeros, zeros, [[10.0, 4]], terminated=Y))
+    learn(a, happened(a, zeros, zeros, [[10.0, 4]], terminated=Y))
     near(told[0]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
 
 
@@ -931,7 +936,7 @@ def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: (2, 6) is (0, 4), for actor and critics. Updates move nothing."""
     a = learner(normalise_obs=True)
     a.update_statistics(happened(a, [[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
-    a.update(happened(a, [[2.0, 3]], [[2.0, 6]], 3.0))
+    learn(a, happened(a, [[2.0, 3]], [[2.0, 6]], 3.0))
     near(told[0]["value"].flatten(), [3.0, 1])
     near(told[0]["target"].flatten(), [3 + (4 + H) / 2])
     assert a.observations.norms["agents"].count == 2
@@ -952,7 +957,7 @@ def test_a_normaliser_of_the_users_own(tmp_path, told):
         "        return x * 2\n"
     )
     a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True)
-    a.update(happened(a, [[0.0, 2]], [[0.0, 8]], 3.0))
+    learn(a, happened(a, [[0.0, 2]], [[0.0, 8]], 3.0))
     near(told[0]["target"].flatten(), [3 + (4 + H) / 2])
 
 
@@ -999,7 +1004,7 @@ def lives(a, rows=6):
     alive = torch.rand(t + 1, rows, n, generator=draw) < 0.7
     active = alive & (torch.arange(t + 1)[:, None, None] % n == torch.arange(n)) if a.spec.turns else alive
     begins = torch.cat((alive[:1], alive[1:] & ~alive[:-1]))
-    obs = torch.randn(t + 1, rows, n, *a.obs, generator=draw)
+    obs = torch.randn(t + 1, rows, n, *a.spec["agents"].obs, generator=draw)
     now, then = (Frame({"agents": View(obs[k], alive[k], active[k], begins[k])}) for k in (slice(None, -1), slice(1, None)))
     shape = (t, rows, n, *a.space.shape)
     box = isinstance(a.space, Box)
@@ -1035,7 +1040,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(action, common, turns, 
     """Whatever the dead see, remember, do, would do and are paid, and those who wait do, the weights come out the same."""
     spec = world(3, action, mortal=True, common=common, turns=turns, obs=(5,))
     nets, settings = NetConfig(**{"hidden": (8,), **net}), SAC.Config(**{**config, "chunk": 8, "burn_in": 2})
-    a, b = (SAC(spec, ("agents",), settings, nets, torch.Generator().manual_seed(0)) for _ in range(2))
+    a, b = (SAC(Seat(spec, ("agents",), settings, nets, torch.Generator().manual_seed(0))) for _ in range(2))
     batch = lives(a)
     spoilt = tree_map(torch.clone, batch)
     view, after = batch.frame["agents"], batch.next["agents"]
@@ -1053,7 +1058,7 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(action, common, turns, 
         following[~after.alive] = 1 - following[~after.alive]
     for x, given in ((a, batch), (b, spoilt)):
         x.update_statistics(given)
-        x.update(given)
+        learn(x, given)
     assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
     for o in (a.actor_optimiser, a.critic_optimiser, a.alpha_optimiser):
         assert o.steps == 1
@@ -1100,7 +1105,7 @@ def test_peers_are_asked_what_they_draw_next():
     batch = batch_of(loop, 1)
     assert speaker.draws(1, 4) == 4 * (2 * 3 + 5)
     heard = inputs(speaker.target.module[0])
-    speaker.update(batch)
+    learn(speaker, batch)
     theirs = batch.noise[-20:].reshape(1, 4, 1, 5)
     with torch.no_grad():
         logits = listener.actor(batch.next["listener"].obs)[0]
@@ -1117,7 +1122,8 @@ def test_what_is_remembered_in_an_update_is_what_was_remembered_when_acting():
     loop.collector.collect(3)
     batch = batch_of(loop, a.burn_in + 5)
     with torch.no_grad():
-        params, judged = a._params(a.actor, batch)[-1], a._features(a.critics[1], 1, batch)[-1]
+        samples = Samples(a, batch)
+        params, judged = a._actor_output(a.actor, samples)[-1], a._features(a.critics[1], 1, samples)[-1]
     kept = loop.collector.memory["agents"]
     assert params.abs().max() > 1e-4
     torch.testing.assert_close(a.actor.out(kept["actor"]["hidden"]), params, rtol=0, atol=1e-6)

@@ -280,9 +280,9 @@ def test_beside_the_policy_of_another_run(who, seat, tmp_path, mine, runs, asked
 @pytest.mark.parametrize(
     ("who", "seat", "paid"), [("qmix", "leadadversary", {}), ("alike", "agent", {}), ("apart", "agent", ALIKE)]
 )
-def test_beside_a_policy_that_was_paid_otherwise(who, seat, learner_reward, then, tmp_path, mine, runs):
+def test_beside_a_policy_that_was_paid_otherwise(who, seat, paid, then, tmp_path, mine, runs):
     """What it was paid in its own run says what its critics are, and not what is paid here."""
-    how = {"algorithm": "maddpg", "env": COMM, "options": learner_reward, "team": {seat: str(runs / who)}}
+    how = {"algorithm": "maddpg", "env": COMM, "options": paid, "team": {seat: str(runs / who)}}
     if then == "resume":
         assert differing(play(tmp_path / "a", mine, **how), play(tmp_path / "b", mine, stops=STOPS, **how)) == []
         return

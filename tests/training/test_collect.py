@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, Rollout
+from shoal.algos.base import Acted, Algorithm, Rollout, Seat
+from shoal.algos.onpolicy import Minibatch
 from shoal.algos.ppo import PPO
+from shoal.algos.samples import Samples
 from shoal.envs.base import World
 from shoal.envs.probe.probe_constant import ProbeConstant
 from shoal.envs.probe.probe_copy import ProbeCopy
@@ -37,8 +39,8 @@ class Counter(Algorithm):
     bare = False  # memory is a tensor, not a dict of them
     fixed: Any = None  # what it always does, where it is continuous
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
         self.feed, self.noise = Rollout(4), 1
         self.calls: list[Any] = []
 
@@ -50,7 +52,7 @@ class Counter(Algorithm):
 
         return {g: each(self.spec[g].n) for g in self.groups}
 
-    def act(self, frame: Frame, memory: Any, noise: Any, explore: bool) -> Any:
+    def act(self, frame: Frame, memory: Any, noise: Any, explore: bool) -> Acted:
         self.calls.append((noise, explore))
         actions, after, extras = {}, {}, {}
         for g in self.groups:
@@ -62,16 +64,17 @@ class Counter(Algorithm):
                 actions[g] = torch.tensor(self.fixed).expand(*lead, *space.shape)
             else:
                 actions[g] = torch.zeros(*lead, *space.shape, dtype=torch.long)
-        return actions, after, extras
+        return Acted(actions, after, extras)
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, samples: Samples) -> dict[str, Tensor]:
         return {}
 
 
 def collector(env: World, cls: type[Algorithm] = Counter, seed: int = 0, **attributes: Any) -> Collector:
     cls = type("Fake", (cls,), attributes)
     spec = env.spec
-    players = [cls(spec, (g.name,), None, NetConfig(), torch.Generator().manual_seed(0)) for g in spec.groups]
+    config, net = cls.Config(), NetConfig()
+    players = [cls(Seat(spec, (g.name,), config, net, torch.Generator().manual_seed(0))) for g in spec.groups]
     return Collector(env, Players(spec, players), torch.Generator().manual_seed(seed))
 
 
@@ -195,7 +198,7 @@ def test_every_group_gets_its_own() -> None:
 
 def test_somebody_must_play_every_group() -> None:
     env = ProbeTeams(rows=2)
-    one = Counter(env.spec, (env.spec.groups[0].name,), None, NetConfig(), torch.Generator())
+    one = Counter(Seat(env.spec, (env.spec.groups[0].name,), Counter.Config(), NetConfig(), torch.Generator()))
     with pytest.raises(AssertionError, match="every group needs somebody who plays it"):
         Players(env.spec, [one])
 
@@ -308,9 +311,9 @@ class Told(PPO):
 
     advantage: Tensor
 
-    def policy_loss(self, log_prob: Tensor, entropy: Tensor, data: dict[str, Any]) -> Any:
-        self.advantage = data["advantage"]
-        return super().policy_loss(log_prob, entropy, data)
+    def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> Any:
+        self.advantage = batch.advantage
+        return super().actor_loss(log_prob, entropy, batch)
 
 
 class Exact:
@@ -323,7 +326,7 @@ class Exact:
         spec, still = self.env.spec, {"epochs": 1, "minibatches": 1, "learning_starts": 10**9}
         as_is = {"normalise_obs": False, "normalise_value": False, "advantage_scope": "none"}
         config = PPO.Config(gamma=GAMMA, lam=lam, **still, **as_is)  # type: ignore[arg-type]
-        self.ppo = Told(spec, ("agents",), config, NetConfig(hidden=(4,)), torch.Generator().manual_seed(0))
+        self.ppo = Told(Seat(spec, ("agents",), config, NetConfig(hidden=(4,)), torch.Generator().manual_seed(0)))
         self.collector = Collector(self.env, Players(spec, [self.ppo]), torch.Generator().manual_seed(0))
         self.ppo.critic = Knowing(self.known)  # type: ignore[assignment]
 
@@ -336,7 +339,7 @@ class Exact:
 
     def advantage(self, batch: Batch, bonus: Tensor | float = 0.0) -> Tensor:
         given = replace(batch, learner_reward={"agents": batch.learner_reward["agents"] + bonus})
-        self.ppo.update(given)
+        self.ppo.update(Samples(self.ppo, given))
         return self.ppo.advantage
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Algorithm, Rollout
+from shoal.algos.base import Acted, Algorithm, Rollout, Seat
 from shoal.algos.ppo import PPO
 from shoal.algos.random import Random
+from shoal.algos.samples import Samples
 from shoal.envs.base import World
 from shoal.envs.probe.probe_copy import ProbeCopy
 from shoal.envs.probe.probe_deaths import ProbeDeaths
@@ -18,7 +19,7 @@ from shoal.envs.probe.probe_illegal import ProbeIllegal
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, UserError
+from shoal.spec import Discrete, EnvSpec, Frame, Group, UserError
 from shoal.training.collect import Collector, Players
 from shoal.training.evaluate import AbandonedError, Episodes, EvalConfig, evaluate, rows_for
 from shoal.training.seeds import generator, seed_of
@@ -29,8 +30,8 @@ torch.set_num_threads(1)
 class Zero(Algorithm):
     """Does nothing, and notes how it was asked to."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, seat: Seat):
+        super().__init__(seat)
         self.feed, self.noise = Rollout(4), 2
         self.asked: set[tuple[bool, bool]] = set()
         self.counts: list[Tensor] = []
@@ -38,19 +39,20 @@ class Zero(Algorithm):
     def memory(self, rows: int, device: torch.device) -> dict[str, Any]:
         return {g: {"count": torch.zeros(rows, self.spec[g].n)} for g in self.groups}
 
-    def act(self, frame: Frame, memory: Any, noise: Any, explore: bool) -> Any:
+    def act(self, frame: Frame, memory: Any, noise: Any, explore: bool) -> Acted:
         self.asked.add((noise is None, explore))
         self.counts.append(memory[self.groups[0]]["count"][:, 0])
         actions = {g: torch.zeros(frame[g].alive.shape, dtype=torch.long) for g in self.groups}
-        return actions, {g: {"count": memory[g]["count"] + 1} for g in self.groups}, {g: {} for g in self.groups}
+        after = {g: {"count": memory[g]["count"] + 1} for g in self.groups}
+        return Acted(actions, after, {g: {} for g in self.groups})
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, samples: Samples) -> dict[str, Tensor]:
         return {}
 
 
 def players(env: World, cls: Any = Zero) -> Players:
     draw = torch.Generator().manual_seed(1)
-    return Players(env.spec, [cls(env.spec, (g.name,), cls.Config(), NetConfig((8,)), draw) for g in env.spec.groups])
+    return Players(env.spec, [cls(Seat(env.spec, (g.name,), cls.Config(), NetConfig((8,)), draw)) for g in env.spec.groups])
 
 
 def staggered(cls: Any, rows: int, n: int = 2) -> World:

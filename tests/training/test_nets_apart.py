@@ -128,20 +128,25 @@ def test_python_asks_for_them_as_well(tmp_path):
 
 
 OWN = '''"""An algorithm of one's own."""
+from dataclasses import dataclass
 import torch
 from torch import nn
-from shoal.algos.base import Rollout
+from shoal.algos.base import LearnerConfig, Rollout
 from shoal.algos.random import Random
 
 
 class Mine(Random):
     learns = True
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    @dataclass(frozen=True)
+    class Config(LearnerConfig):
+        pass
+
+    def __init__(self, seat):
+        super().__init__(seat)
         self.feed, self.table = Rollout(6), nn.Linear(2, 3)
 
-    def update(self, batch):
+    def update(self, samples):
         return {"loss": torch.zeros(())}
 '''
 

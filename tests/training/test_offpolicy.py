@@ -408,9 +408,8 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     batch = batch_of(whole, before)
     view = batch.frame["agents"]
     with torch.no_grad():
-        _, after = learner._net("agents")(
-            learner._sight("agents").obs(batch.frame, 2), before["agents"], view.start, view.active
-        )  # type: ignore[operator]
+        seen = learner._observations("agents").actor_input(batch.frame)  # type: ignore[operator]
+        _, after = learner._q_net("agents")(seen, before["agents"], view.start, view.active)  # type: ignore[operator]
     for t in range(1, 12):
         _, held = loop.replay.windows(torch.full((4,), t), row, 1)
         torch.testing.assert_close(held["agents"]["hidden"], after["hidden"][t - 1])

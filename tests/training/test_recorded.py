@@ -105,9 +105,9 @@ def test_an_update_that_reads_numbers_out_runs_plainly_and_says_so(monkeypatch: 
     plain, update = make("off", device="cpu", algo="ddqn", rollout=10, **PAST), DDQN.update
     replayed = make("graph", device="cpu", algo="ddqn", rollout=10, **PAST)
 
-    def reads(self: Any, batch: Any) -> dict[str, Tensor]:
-        assert batch.over.sum().item() >= 0
-        return update(self, batch)
+    def reads(self: Any, samples: Any) -> dict[str, Tensor]:
+        assert samples.batch.over.sum().item() >= 0
+        return update(self, samples)
 
     monkeypatch.setattr(DDQN, "update", reads)
     for _ in range(7):
