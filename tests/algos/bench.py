@@ -1,4 +1,4 @@
-"""What tests of algorithms are made of: worlds, frames and batches written down by hand, learners, and what their losses are told.
+"""What tests of algorithms are made of: worlds, frames and batches written down by hand, learners, what their losses are told.
 
     spec = spec_of(2, Discrete(3), mortal=True)             one group of two agents, of three choices each
     a = make_learner(DDQN, spec, gamma=0.5)                 nets of one layer, in the hands of `set_layer`
@@ -323,11 +323,11 @@ def collect(loop, steps=16):
     return batch
 
 
-def spoil(batch, waits, gone, next_gone, group="agents"):
+def spoil(batch, waits, gone, group="agents"):
     """A copy in which those who do not act did the other of two choices, and the gone saw and were paid something else."""
     spoilt = tree_map(torch.clone, batch)
     spoilt.actions[group][waits] = 1 - spoilt.actions[group][waits]
     spoilt.frame[group].obs[gone] = 1e3
-    spoilt.next[group].obs[next_gone] = -1e3
+    spoilt.next[group].obs[gone & ~batch.next[group].alive] = -1e3
     spoilt.learner_reward[group][gone] = 1e3
     return spoilt
