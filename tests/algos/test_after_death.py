@@ -555,7 +555,7 @@ def loop_of(name, world="probe_deaths", rows=4, algo=None, net=None, run=None, e
 
 def batch_of(loop, steps):
     batch = loop.collector.collect(steps)
-    loop.pay(batch)
+    loop.shaping(batch)
     batch.noise = torch.rand(loop.learners[0].draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
     return batch
 

@@ -1251,7 +1251,7 @@ def loop_of(name, env, rows=8, /, common=False, **sections):
 
 def batch_of(loop, steps):
     batch = loop.collector.collect(steps)
-    loop.pay(batch)
+    loop.shaping(batch)
     a = loop.learners[0]
     batch.noise = torch.rand(a.draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
     return batch

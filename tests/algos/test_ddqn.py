@@ -5,46 +5,53 @@ says the same, unless `slow` is its matrix: Q'(o, a) = (slow o)[a]. gamma = 1/2,
 step is by the rate, 1/4, unless a test says otherwise. What the loss is given is written down by `told`.
 """
 
-import inspect
 import math
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from bench import (
+    CPU,
+    GRU,
+    HALF_WAY,
+    JUNK,
+    KERNELS,
+    REPLAY,
+    N,
+    Switch,
+    Y,
+    act,
+    agent_group,
+    check_every_option_is_tested,
+    collect,
+    draw,
+    feed,
+    halves,
+    make_batch,
+    make_frame,
+    make_learner,
+    make_loop,
+    moment,
+    near,
+    record_losses,
+    same_state,
+    set_layer,
+    spec_of,
+    spoil,
+    take_turns,
+    update,
+)
 
 from shoal.algos.ddqn import DDQN
 from shoal.algos.iql import IQL
 from shoal.algos.qmix import QMIX
+from shoal.algos.samples import Samples
 from shoal.algos.vdn import VDN
 from shoal.ids import catalog
-from shoal.kernels import native
-from shoal.nets.layers import NetConfig
-from shoal.ops import losses
 from shoal.ops.schedules import Now
-from shoal.spec import (
-    Batch,
-    Box,
-    Discrete,
-    EnvSpec,
-    Frame,
-    Group,
-    MultiDiscrete,
-    Result,
-    UserError,
-    View,
-    tree_leaves,
-    tree_map,
-)
-from shoal.training.loop import Loop
-from shoal.training.settings import Settings, resolve
+from shoal.spec import Box, Discrete, EnvSpec, Frame, MultiDiscrete, UserError, tree_leaves, tree_map
 
-JUNK = 4096.0  # stands where nothing may look
-Y, N = True, False
-KINDS = [False] if native.why_not() else [False, True]
-HALF_WAY = Now(50, 100, 5)
 SWAP = [[0.0, 1], [1, 0]]
+LINE = Box((-1.0,), (1.0,))
 PLAIN = {
     "gamma": 0.5,
     "lr": 0.25,
@@ -63,121 +70,27 @@ PLAIN = {
 }
 
 
-def agent_group(n=1, action=None, name="agents", obs=None, **more):
-    action = action or Discrete(2)
-    return Group(name, "t", tuple(f"{name}_{i}" for i in range(n)), obs or (sum(action.sizes),), action, **more)
-
-
-def world(n=1, action=None, **more):
-    group = {k: more.pop(k) for k in ("mortal", "masked", "obs") if k in more}
-    return EnvSpec((agent_group(n, action, **group),), **more)
-
-
-def set_layer(layer, matrix):
-    """One layer of which everything is zero but the weights: out = matrix in."""
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.zero_()
-        layer.weights[0].copy_(torch.as_tensor(matrix).float())
-
-
-def learner(spec=None, net=None, fused=False, slow=None, cls=DDQN, **config):
-    spec = spec or world()
-    nets = NetConfig(**{"hidden": (), **(net or {})})
-    groups = tuple(g.name for g in spec.groups)
-    a = cls(spec, groups, cls.Config(**{**PLAIN, **config}), nets, torch.Generator().manual_seed(0))
-    if nets.memory == "none" and not config.get("noisy"):
-        for g in groups:
-            layer, copied = (a._net(g, target).net.body for target in (False, True))
+def learner(spec=None, net=None, kernels=False, slow=None, cls=DDQN, **config):
+    a = make_learner(cls, spec, net=net, kernels=kernels, **{**PLAIN, **config})
+    if not a.recurrent and not a.config.noisy:
+        for g in a.groups:
+            layer, copied = (a._q_net(g, target).net.body for target in (False, True))
             set_layer(layer, torch.eye(layer.width_in))
             set_layer(copied, torch.eye(layer.width_in) if slow is None else slow)
-    if fused:
-        a.fuse()
     return a
-
-
-def steps(x):
-    """[T, A], [T, B, A] or [T, B, N, A] -> [T, B, N, A]."""
-    x = torch.as_tensor(x).float()
-    return x[:, None, None] if x.dim() == 2 else x[:, :, None] if x.dim() == 3 else x
-
-
-def each(x, like, dtype):
-    """A number, [T], [T, B] or [T, B, N] -> `like`, [T, B, N]."""
-    x = torch.as_tensor(x, dtype=dtype)
-    while 0 < x.dim() < 3:
-        x = x[..., None]
-    return x.expand_as(like).clone()
-
-
-def happened(q, w, r=0.0, action=0, terminated=N, over=N, alive=Y, alive_tp1=Y, legal=None, legal_tp1=None, start=N):
-    """A batch of steps in which q is seen and then w, and that are paid r."""
-    q, w = steps(q), steps(w)
-    there = torch.ones(q.shape[:-1], dtype=torch.bool)
-    learner_reward, ended = each(r, there, torch.float), each(terminated, there, torch.bool)
-    now, then, begins = (each(x, there, torch.bool) for x in (alive, alive_tp1, start))
-    action = torch.as_tensor(action)
-    action = action if action.dim() > 3 else each(action, there, torch.long)
-    masks = [None if x is None else torch.tensor(x).expand_as(q) for x in (legal, legal_tp1)]
-    return Batch(
-        Frame({"agents": View(q, now, now, begins, masks[0])}),
-        Frame({"agents": View(w, then, then, ~there, masks[1])}),
-        {"agents": action},
-        {"agents": Result(torch.full_like(learner_reward, JUNK), ended)},
-        each(over, there, torch.bool)[..., 0],
-        {"agents": {}},
-        {"agents": {}},
-        {"agents": learner_reward},
-    )
 
 
 @pytest.fixture
 def told(monkeypatch):
     """What the loss was given: value, target, mask and the loss itself, weighted."""
-    seen, error, total = [], losses.value_error, losses.masked_sum
-
-    def value_error(value, target, huber=None):
-        seen.append({"value": value.detach().clone(), "target": target.clone(), "huber": huber})
-        return error(value, target, huber)
-
-    def masked_sum(x, mask):
-        seen[-1] |= {"loss": x.detach(), "mask": mask}
-        return total(x, mask)
-
-    monkeypatch.setattr(losses, "value_error", value_error)
-    monkeypatch.setattr(losses, "masked_sum", masked_sum)
-    return seen
-
-
-def near(x, y, tol=2e-5):
-    x = x.detach() if isinstance(x, torch.Tensor) else torch.tensor(x)
-    torch.testing.assert_close(x.double(), torch.tensor(y, dtype=torch.float64), rtol=tol, atol=tol)
-
-
-def moment(a, param):
-    """Adam's first moment of one parameter: a tenth of its first gradient."""
-    sizes = [p.numel() for p in a.optimiser._params]
-    k = next(k for k, p in enumerate(a.optimiser._params) if p is param)
-    return a.optimiser.first.split(sizes)[k].reshape(param.shape)
+    return record_losses(monkeypatch)
 
 
 def weight(a, group="agents", target=False):
-    return a._net(group, target).net.body.weights[0]
+    return a._q_net(group, target).net.body.weights[0]
 
 
 # --- options that change one number -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Switch:
-    """An option, set or not on top of `base`, with the number that is to be expected of it."""
-
-    measure: Any  # (learner, what was told, metrics) -> the number
-    plain: Any
-    value: Any
-    switched: Any
-    base: Any = None
-    batch: Any = None  # on top of ONE
 
 
 def target(a, told, metrics):
@@ -197,13 +110,9 @@ def epsilon(a, told, metrics):
     return a.epsilon
 
 
-def feed(name):
-    return lambda a, *_: float(getattr(a.feed, name) or 0)
-
-
 # action 0, worth 1, is paid 3; next the choices are worth 4 and 6 and the copy has them swapped: Q' = 6 and 4. The second is
 # chosen: y = 3 + 4/2 = 5, the error 4. The slope in the first weight and bias is -4, in the others 0
-ONE = {"q": [[1.0, 0]], "w": [[4.0, 6]], "r": 3.0}
+ONE = {"obs": [[1.0, 0]], "next_obs": [[4.0, 6]], "reward": 3.0}
 SWITCHES = {
     "gamma": Switch(target, [5.0], 1.0, [7.0]),
     "double": Switch(target, [5.0], False, [6.0]),  # 3 + 6/2
@@ -248,28 +157,18 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
 
 
 def test_every_option_has_a_number_of_its_own():
-    """A new field of a Config fails here until it is listed in SWITCHES, or in ELSEWHERE with the test that sees it."""
-    options = {f.name for c in (DDQN, IQL, VDN, QMIX) for f in fields(c.Config)}
-    assert set(SWITCHES) | set(ELSEWHERE) == options
-    assert not set(SWITCHES) & set(ELSEWHERE)
-    for option, test in ELSEWHERE.items():
-        if test.endswith(".py"):
-            source = (Path(__file__).parents[2] / test).read_text()
-        else:
-            source = inspect.getsource(globals()[test])
-        assert option in source, f"{test} says nothing of {option}"
+    check_every_option_is_tested((DDQN, IQL, VDN, QMIX), SWITCHES, ELSEWHERE, globals())
 
 
-@pytest.mark.parametrize("fused", KINDS)
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("option", SWITCHES)
-def test_switching_an_option_changes_the_number_expected_by_hand(option, fused, told):
+def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels, told):
     s = SWITCHES[option]
-    for config, expected in (({}, s.plain), ({option: s.value}, s.switched)):
-        a = learner(None, None, fused, SWAP, **{**(s.base or {}), **config})
+    for config, expected in s.cases(option):
+        a = learner(None, None, kernels, SWAP, **config)
         a.set_schedules(HALF_WAY)
-        metrics = a.update(happened(**{**ONE, **(s.batch or {})}))
+        metrics = update(a, make_batch(**{**ONE, **(s.batch or {})}))
         near(s.measure(a, told, metrics), expected)
-    assert s.plain != s.switched
 
 
 def test_names_and_defaults():
@@ -313,9 +212,9 @@ def test_what_is_out_of_bounds_is_refused_by_its_flag(option, value):
 )
 def test_the_net_chooses_among_what_is_legal_and_the_copy_scores(double, legal, expected, told):
     slow = torch.diag(torch.tensor([30 / 4, 20 / 6, 10 / 9]))
-    a = learner(world(action=Discrete(3), masked=legal is not None), slow=slow, double=double)
+    a = learner(spec_of(action=Discrete(3), masked=legal is not None), slow=slow, double=double)
     now = None if legal is None else [N, N, Y]  # what was legal at the moment is another matter
-    a.update(happened([[7.0, 1, 2]], [[4.0, 6, 9]], 3.0, 2, legal=now, legal_tp1=legal))
+    update(a, make_batch([[7.0, 1, 2]], [[4.0, 6, 9]], 3.0, 2, legal=now, next_legal=legal))
     near(told[0]["target"].flatten(), [expected])
     near(told[0]["value"].flatten(), [2.0])
 
@@ -335,7 +234,7 @@ AS_DEATHS = {1: [5.0, 1, 5, 5, 1, 5, 5], 2: [6.0, 1, 2, 6, 1, 2, 6], 3: [7.0, 1,
 @pytest.mark.parametrize("mortal", [False, True])
 def test_so_many_rewards_and_fewer_where_time_ends(n, limit, mortal, told):
     """n_step. What lies after an end is another episode's: junk."""
-    a = learner(world(mortal=mortal), n_step=n, time_limit=limit)
+    a = learner(spec_of(mortal=mortal), n_step=n, time_limit=limit)
     assert a.feed.length == n
     terminated, over = torch.zeros(3, 7, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool)
     r, w = torch.tensor([1.0, 2, 4])[:, None].expand(3, 7).clone(), torch.tensor([8.0, 16, 32])[:, None].expand(3, 7).clone()
@@ -345,7 +244,7 @@ def test_so_many_rewards_and_fewer_where_time_ends(n, limit, mortal, told):
             r[k + 1 :, row] = w[k + 1 :, row] = JUNK
         w[k, 1 + k] = JUNK
     seen = torch.stack((w, w - 1), -1)
-    metrics = a.update(happened(torch.ones(n, 7, 2), seen[:n], r[:n], 0, terminated[:n], over[:n]))
+    metrics = update(a, make_batch(torch.ones(n, 7, 2), seen[:n], r[:n], 0, terminated[:n], over[:n]))
     near(told[0]["target"][0, :, 0], (ENDS if limit else AS_DEATHS)[n])
     assert told[0]["value"].shape == (1, 7, 1)  # of one moment each: the others were there for their rewards
     assert (told[0]["mask"] is None) == (not mortal)
@@ -357,53 +256,53 @@ def test_what_follows_a_sequence_gives_rewards_and_values_and_is_not_learnt(told
     done and seen."""
     a, b = (learner(chunk=2, n_step=2) for _ in range(2))
     w = torch.tensor([8.0, 16, 32])[:, None].expand(3, 2)
-    batch = happened([[1.0, 0], [3, 0], [5, 0]], w, [1.0, 2, 4])
+    batch = make_batch([[1.0, 0], [3, 0], [5, 0]], w, [1.0, 2, 4])
     spoilt = tree_map(torch.clone, batch)
     spoilt.frame["agents"].obs[2] = JUNK
     spoilt.actions["agents"][2] = 1
     for x, given in ((a, batch), (b, spoilt)):
-        metrics = x.update(given)
+        metrics = update(x, given)
         near(told[-1]["target"].flatten(), [6.0, 12])
         near(told[-1]["value"].flatten(), [1.0, 3])
         near(metrics["td_loss"], (25 + 81) / 4)
         near(metrics["td_error"], 7.0)
         near(metrics["q"], 2.0)
         near(metrics["priority"], [0.9 * 9 + 0.1 * 7])
-    assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
+    assert same_state(a, b)
     # slopes of (Q - y) / 2: (-5 * 1 - 9 * 3) / 2 in the weight, -14 / 2 in the bias
-    near(moment(a, weight(a)), [[-1.6, 0], [0, 0]])
-    near(moment(a, a._net("agents").net.body.biases[0]), [-0.7, 0])
+    near(moment(a.optimiser, weight(a)), [[-1.6, 0], [0, 0]])
+    near(moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [-0.7, 0])
 
 
 def test_an_agent_that_is_gone_without_having_terminated_is_bootstrapped(told):
     """Of two agents that leave in step 0 the first terminated: y = 1, and 1 + 8/2. The rewards after that are nobody's. Where
     time_limit is false both ended."""
     for limit, expected in ((True, [1.0, 5]), (False, [1.0, 1])):
-        a = learner(world(2, mortal=True), n_step=2, time_limit=limit)
-        batch = happened(
+        a = learner(spec_of(2, mortal=True), n_step=2, time_limit=limit)
+        batch = make_batch(
             torch.ones(2, 1, 2, 2),
             [[[[JUNK, 0], [8, 0]]], [[[JUNK, 0], [JUNK, 0]]]],
             [[[1.0, 1]], [[JUNK, JUNK]]],
             terminated=[[[Y, N]], [[N, N]]],
             alive=[Y, N],
-            alive_tp1=N,
+            next_alive=N,
         )
-        a.update(batch)
+        update(a, batch)
         near(told[-1]["target"].flatten(), expected)
 
 
 @pytest.mark.parametrize("cls", [DDQN, IQL])
 def test_everybody_is_paid_and_learns_for_itself(cls, told):
     """Two agents and two rows: y = r + max o' / 2 for each."""
-    a = learner(world(2), cls=cls)
+    a = learner(spec_of(2), cls=cls)
     q = torch.tensor([[[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]]])
     w = torch.tensor([[[[2.0, 1], [4, 1]], [[6, 1], [8, 1]]]])
-    metrics = a.update(happened(q, w, [[[1.0, 2], [3, 4]]], [[[0, 1], [1, 0]]]))
+    metrics = update(a, make_batch(q, w, [[[1.0, 2], [3, 4]]], [[[0, 1], [1, 0]]]))
     near(told[0]["value"][0], [[1.0, 4], [6, 7]])
     near(told[0]["target"][0], [[2.0, 4], [6, 8]])
     near(metrics["td_loss"], 0.25)  # errors 1, 0, 0, 1
     near(metrics["priority"], [0.5, 0.5])
-    assert "priority" not in learner(world(2), cls=cls, prioritised=False).update(happened(q, w))
+    assert "priority" not in update(learner(spec_of(2), cls=cls, prioritised=False), make_batch(q, w))
 
 
 # --- importance and priorities ---
@@ -412,37 +311,37 @@ def test_everybody_is_paid_and_learns_for_itself(cls, told):
 def test_importance_weighs_the_loss_and_not_the_priority(told):
     """Errors of 4 and 2: 8 and 2, of which a half and the whole."""
     a = learner()
-    batch = happened([[[1.0, 0], [2, 0]]], [[[0.0, 0], [0, 0]]], [[5.0, 4]])
+    batch = make_batch([[[1.0, 0], [2, 0]]], [[[0.0, 0], [0, 0]]], [[5.0, 4]])
     batch.weight = torch.tensor([0.5, 1.0])
-    metrics = a.update(batch)
+    metrics = update(a, batch)
     near(told[0]["loss"].flatten(), [4.0, 2])
     near(metrics["td_loss"], 3.0)
     near(metrics["td_error"], 3.0)
     near(metrics["priority"], [4.0, 2])
     # (-4 * 1 * 0.5 - 2 * 2 * 1) / 2 in the weight, (-2 - 2) / 2 in the bias
-    near(moment(a, weight(a))[0], [-0.3, 0])
-    near(moment(a, a._net("agents").net.body.biases[0]), [-0.2, 0])
+    near(moment(a.optimiser, weight(a))[0], [-0.3, 0])
+    near(moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [-0.2, 0])
     near(metrics["grad_norm"], (9 + 4) ** 0.5)
 
 
 def test_importance_of_sequences_and_priorities_of_those_who_are_there(told):
     """Two steps of two agents, one of whom is gone in step 1: errors 1, 3 and 5. 0.9 of 5 and 0.1 of (2 + 5) / 2."""
-    a = learner(world(2, mortal=True), chunk=2)
+    a = learner(spec_of(2, mortal=True), chunk=2)
     r = [[[1.0, 3]], [[5, JUNK]]]
-    batch = happened(torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2), r, terminated=[[[N, Y]], [[N, N]]])
+    batch = make_batch(torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2), r, terminated=[[[N, Y]], [[N, N]]])
     batch.frame["agents"].alive[1, 0, 1] = batch.frame["agents"].active[1, 0, 1] = False
     batch.weight = torch.tensor([0.5])
-    metrics = a.update(batch)
+    metrics = update(a, batch)
     near(metrics["priority"], [0.9 * 5 + 0.1 * 3.5])
     near(metrics["td_loss"], 0.5 * (1 + 9 + 25) / 2 / 3)
     near(metrics["td_error"], 3.0)
 
 
 def test_where_nobody_acts_nothing_moves():
-    a = learner(world(mortal=True), weight_decay=0.5)
-    batch = happened([[1.0, 0]], [[4.0, 6]], JUNK, alive=N, alive_tp1=N)
+    a = learner(spec_of(mortal=True), weight_decay=0.5)
+    batch = make_batch([[1.0, 0]], [[4.0, 6]], JUNK, alive=N, next_alive=N)
     before = {k: x.clone() for k, x in a.state_dict().items() if "target.updates" not in k}
-    metrics = a.update(batch)
+    metrics = update(a, batch)
     assert all(torch.equal(x, a.state_dict()[k]) for k, x in before.items())
     assert (metrics["td_loss"], metrics["priority"].item(), a.optimiser.steps) == (0, 0, 0)
 
@@ -466,7 +365,7 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(case, double, to
     """Agent 0 moves in steps 0 and 2, agent 1 in 1 and 3, then agent 0 again. What they see while they wait is junk. The
     present is valued as the next moments are: the net chooses, the copy scores. The copy has the choices swapped."""
     expected, ends = TURNS[case]
-    a = learner(world(2, mortal=True, turns=True), slow=SWAP, double=double)
+    a = learner(spec_of(2, mortal=True, turns=True), slow=SWAP, double=double)
     assert (a.feed.length, a.chunk) == (4, 4)  # two turns of each
 
     def worth(x):
@@ -475,10 +374,9 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(case, double, to
     wait = [JUNK, -JUNK]
     q = [[[worth(1), wait]], [[wait, worth(1)]], [[worth(6), wait]], [[wait, worth(4)]]]
     w = [q[1], [[worth(20), wait]], q[3], [[worth(10), wait]]]
-    batch = happened(q, w, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], **ends)
+    batch = make_batch(q, w, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], **ends)
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-    batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
-    metrics = a.update(batch)
+    metrics = update(a, take_turns(batch, turn))
     target, mask = told[0]["target"], told[0]["mask"]
     at = [(0, 0), (2, 0), (1, 1), (3, 1)]
     assert not mask[~turn].any()
@@ -491,20 +389,19 @@ def test_who_waits_is_paid_until_its_next_turn_and_valued_there(case, double, to
 
 def test_turns_that_nobody_knows_the_end_of_are_learnt_where_a_cut_is_an_end(told):
     """time_limit false: agent 1's last turn, cut off while it waits, is worth its 128."""
-    a = learner(world(2, mortal=True, turns=True), time_limit=False)
+    a = learner(spec_of(2, mortal=True, turns=True), time_limit=False)
     zeros = torch.zeros(4, 1, 2, 2)
-    batch = happened(zeros, zeros, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], over=[N, N, N, Y])
+    batch = make_batch(zeros, zeros, [[[1.0, 16]], [[2, 32]], [[4, 64]], [[8, 128]]], over=[N, N, N, Y])
     turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-    batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
-    a.update(batch)
+    update(a, take_turns(batch, turn))
     assert torch.equal(told[0]["mask"], turn)
     near(told[0]["target"][turn], [3.0, 96, 12, 128])
 
 
 def test_turns_take_no_returns_of_several_steps():
     with pytest.raises(UserError, match=r"--algo.n-step counts steps of the world"):
-        learner(world(2, mortal=True, turns=True), n_step=2)
-    assert learner(world(2, mortal=True, turns=True), chunk=9).feed.length == 9
+        learner(spec_of(2, mortal=True, turns=True), n_step=2)
+    assert learner(spec_of(2, mortal=True, turns=True), chunk=9).feed.length == 9
 
 
 # --- what values are made of ---
@@ -517,33 +414,35 @@ def test_several_dimensions_are_worth_their_mean(told):
     for k, of in enumerate((0, 1, 4, 3, 2)):
         slow[k, of] = 10.0
     for double, expected in ((True, 1 + 55 / 2), (False, 1 + (50 + 80) / 4)):
-        a = learner(world(action=MultiDiscrete((2, 3))), slow=slow, double=double)
+        a = learner(spec_of(action=MultiDiscrete((2, 3))), slow=slow, double=double)
         action = torch.tensor([1, 2]).reshape(1, 1, 1, 2)
-        a.update(happened([[2.0, 3, 7, 8, 9]], [[5.0, 1, 6, 7, 8]], 1.0, action))
+        update(a, make_batch([[2.0, 3, 7, 8, 9]], [[5.0, 1, 6, 7, 8]], 1.0, action))
         near(told[-1]["value"].flatten(), [6.0])
         near(told[-1]["target"].flatten(), [expected])
         assert len(told[-1]["loss"].flatten()) == 1
         # the error 6 - y is one: each of both choices has half its slope
-        near(moment(a, a._net("agents").net.body.biases[0]), [0, *[x * 0.05 * (6 - expected) for x in (1, 0, 0, 1)]])
+        near(
+            moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [0, *[x * 0.05 * (6 - expected) for x in (1, 0, 0, 1)]]
+        )
 
 
 def test_several_dimensions_and_their_masks(told):
-    a = learner(world(action=MultiDiscrete((2, 3)), masked=True))
+    a = learner(spec_of(action=MultiDiscrete((2, 3)), masked=True))
     action = torch.tensor([0, 0]).reshape(1, 1, 1, 2)
     legal = [N, Y, Y, Y, N]  # 1 and 7 instead of 5 and 8
-    a.update(happened([[2.0, 3, 7, 8, 9]], [[5.0, 1, 6, 7, 8]], 1.0, action, legal_tp1=legal))
+    update(a, make_batch([[2.0, 3, 7, 8, 9]], [[5.0, 1, 6, 7, 8]], 1.0, action, next_legal=legal))
     near(told[0]["target"].flatten(), [1 + 4 / 2])
 
 
 def test_dueling_values(told):
     """dueling: advantages 1 and 5 about a value of 10: 8 and 12. Next 2 and 0 about 4: 5 and 3."""
-    a = learner(world(obs=(3,)), dueling=True)
+    a = learner(spec_of(obs=(3,)), dueling=True)
     assert weight(a).shape == (3, 3)
-    a.update(happened([[1.0, 5, 10]], [[2.0, 0, 4]], 3.0))
+    update(a, make_batch([[1.0, 5, 10]], [[2.0, 0, 4]], 3.0))
     near(told[0]["value"].flatten(), [8.0])
     near(told[0]["target"].flatten(), [3 + 5 / 2])
     # the slope 8 - 5.5 goes to the value, a half of it to the own advantage and less a half to the other
-    near(moment(a, a._net("agents").net.body.biases[0]), [0.125, -0.125, 0.25])
+    near(moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [0.125, -0.125, 0.25])
 
 
 SIGMA = 0.5 / 2**0.5  # the first size of noise in a layer of two inputs
@@ -553,7 +452,7 @@ ONES = 0.8413447  # Phi(1): noise of 1; 0.5 is noise of 0
 def noisy_learner(spec=None, **config):
     a = learner(spec, net={"memory_width": 2, "activation": "relu"}, noisy=True, **config)
     for is_target in (False, True):
-        net = a._net("agents", is_target)
+        net = a._q_net("agents", is_target)
         set_layer(net.net.body, torch.eye(2))
         set_layer(net.out.mean, torch.eye(2))
     return a
@@ -570,9 +469,9 @@ def test_noise_in_the_weights(told):
     def learnt(*noise):
         with torch.enable_grad():
             b = noisy_learner()
-            batch = happened([[1.0, 2]], [[4.0, 6]], 3.0)
+            batch = make_batch([[1.0, 2]], [[4.0, 6]], 3.0)
             batch.noise = torch.tensor([x for part in noise for x in part])
-            b.update(batch)
+            update(b, batch)
         return told[-1]["value"].item(), told[-1]["target"].item()
 
     none, all_of = [0.5] * 4, [ONES] * 4
@@ -587,26 +486,24 @@ def test_noise_in_the_weights(told):
 def test_the_present_is_scored_by_the_copys_noise_too(told):
     """Where agents wait for turns: choices worth 1 and 2, the second of which the copy's noise makes 2 + sigma (1 + 2 + 1)."""
     for part, more in ((0, 0.0), (1, 0.0), (2, 4 * SIGMA)):
-        a = noisy_learner(world(2, mortal=True, turns=True))
+        a = noisy_learner(spec_of(2, mortal=True, turns=True))
         noise = torch.full((3, 4), 0.5)
         noise[part, [0, 1, 3]] = ONES
-        batch = happened(torch.tensor([1.0, 2]).expand(4, 1, 2, 2), torch.zeros(4, 1, 2, 2), 1.0)
+        batch = make_batch(torch.tensor([1.0, 2]).expand(4, 1, 2, 2), torch.zeros(4, 1, 2, 2), 1.0)
         batch.noise = noise.flatten()
         turn = torch.tensor([[[Y, N]], [[N, Y]]]).repeat(2, 1, 1)
-        batch.frame["agents"].active, batch.next["agents"].active = turn, ~turn
-        a.update(batch)
+        update(a, take_turns(batch, turn))
         near(told[-1]["target"][0, 0, 0], 2 + (2 + more) / 2)
 
 
 @torch.no_grad()
 def test_noisy_weights_choose_and_without_noise_their_means_do():
     a = noisy_learner(epsilon=0.0)
-    yes = torch.ones(2, 1, dtype=torch.bool)
-    frame = Frame({"agents": View(torch.tensor([[[4.0, 6]], [[4.0, 6]]]), yes, yes, yes)})
+    frame = make_frame([[[4.0, 6]], [[4.0, 6]]], start=Y)
     u = torch.full((2, 1, 7), 0.5)
     u[1, 0, 3:6] = ONES  # inputs, and the first output: 4 + 11 sigma = 7.9
-    assert a.act(frame, {"agents": {}}, {"agents": u}, True)[0]["agents"].flatten().tolist() == [1, 0]  # each row its own
-    assert a.act(frame, {"agents": {}}, None, False)[0]["agents"].flatten().tolist() == [1, 1]
+    assert act(a, frame, u).actions["agents"].flatten().tolist() == [1, 0]  # each row its own
+    assert act(a, frame).actions["agents"].flatten().tolist() == [1, 1]
 
 
 def test_draws_of_groups_follow_each_other():
@@ -614,7 +511,7 @@ def test_draws_of_groups_follow_each_other():
     a = learner(spec, net={"memory_width": 4}, cls=VDN, noisy=True)
     assert a.noisy_draws == {"a": 6, "b": 7}
     assert a.draws(5, 9) == 3 * 13
-    batch = happened([[0.0, 0]], [[0.0, 0]])
+    batch = make_batch([[0.0, 0]], [[0.0, 0]])
     batch.noise = torch.arange(39.0)
     parts = a._noise(batch)
     assert [x[0].item() for x in parts["a"]] == [0, 6, 12]
@@ -629,49 +526,36 @@ def test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected(told)
     """normalise_reward: 2 and 6 were collected, of mean square 20; what the dead are paid is not counted. What is drawn from
     the past is divided by the same."""
     for mortal in (False, True):
-        a = learner(world(mortal=mortal), normalise_reward=True, reward_scale=3.0)
+        a = learner(spec_of(mortal=mortal), normalise_reward=True, reward_scale=3.0)
         zeros = [[[0.0, 0], [0, 0]]]
-        a.update_statistics(happened(zeros, zeros, [[2.0, 6]]))
+        a.update_statistics(make_batch(zeros, zeros, [[2.0, 6]]))
         if mortal:
-            a.update_statistics(happened(zeros, zeros, [[JUNK, JUNK]], alive=N))
-        a.update(happened(zeros, zeros, [[10.0, 4]], terminated=Y))
+            a.update_statistics(make_batch(zeros, zeros, [[JUNK, JUNK]], alive=N))
+        update(a, make_batch(zeros, zeros, [[10.0, 4]], terminated=Y))
         near(told[-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
-        a.update(happened(zeros, zeros, [[10.0, 4]], terminated=Y))  # an update is no witness
+        update(a, make_batch(zeros, zeros, [[10.0, 4]], terminated=Y))  # an update is no witness
         near(told[-1]["target"].flatten(), [30 / 20**0.5, 12 / 20**0.5])
 
 
 def test_observations_are_normalised_by_what_was_collected(told):
     """normalise_obs: 1 and 3 have mean 2 and deviation 1: 5 is 3 then, and 4 is 2. Updates move nothing."""
     a = learner(normalise_obs=True)
-    a.update_statistics(happened([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
-    a.update(happened([[5.0, 0]], [[4.0, 2]], 3.0))
+    a.update_statistics(make_batch([[[1.0, 1], [3, 3]]], [[[JUNK, 0], [JUNK, 0]]]))
+    update(a, make_batch([[5.0, 0]], [[4.0, 2]], 3.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [3 + 2 / 2])
-    assert a._sight("agents").norms["agents"].count == 2
+    assert a._observations("agents").norms["agents"].count == 2
 
 
 def test_a_normaliser_of_the_users_own(tmp_path, told):
     """With this `normaliser` an observation of 4 is 2, and next 8 is 4."""
-    (tmp_path / "halves.py").write_text(
-        "from torch import nn\n"
-        "class Halves(nn.Module):\n"
-        "    def __init__(self, *shape):\n"
-        "        super().__init__()\n"
-        "        self.seen = 0\n"
-        "    def update(self, x, mask=None):\n"
-        "        self.seen += x.numel()\n"
-        "    def normalise(self, x, clip=None):\n"
-        "        return x / 2\n"
-        "    def denormalise(self, x):\n"
-        "        return x * 2\n"
-    )
-    a = learner(normaliser=f"{tmp_path}/halves.py:Halves", normalise_obs=True)
-    a.update(happened([[4.0, 0]], [[8.0, 0]], 3.0))
+    a = learner(normaliser=halves(tmp_path), normalise_obs=True)
+    update(a, make_batch([[4.0, 0]], [[8.0, 0]], 3.0))
     near(told[0]["value"].flatten(), [2.0])
     near(told[0]["target"].flatten(), [3 + 4 / 2])
-    norm = a._sight("agents").norms["agents"]
+    norm = a._observations("agents").norms["agents"]
     assert norm.seen == 0
-    a.update_statistics(happened([[4.0, 0]], [[8.0, 0]], 3.0))
+    a.update_statistics(make_batch([[4.0, 0]], [[8.0, 0]], 3.0))
     assert norm.seen == 2
 
 
@@ -715,76 +599,71 @@ def test_rates_go_by_the_run(schedule, share):
     a = learner(lr=1e-3, lr_last=0.1, lr_schedule=schedule, epsilon_steps=1)
     a.set_schedules(HALF_WAY)
     near(a.optimiser.rate, 1e-3 * share, 1e-9)
-    metrics = a.update(happened(**ONE))
+    metrics = update(a, make_batch(**ONE))
     near(metrics["learning_rate"], 1e-3 * share, 1e-9)
 
 
 @torch.no_grad()
 def test_coins_are_tossed_for_each_row_and_agent_and_land_on_what_is_legal():
     """epsilon 1/2: a coin below is any legal choice, by the largest of its numbers; else the best legal one."""
-    a = learner(world(2, Discrete(3), masked=True), epsilon=0.5)
-    yes = torch.ones(2, 2, dtype=torch.bool)
-    seen = torch.tensor([[[1.0, 9, 2], [1, 9, 2]], [[3.0, 9, 2], [1, 9, 2]]])
-    legal = torch.tensor([[[Y, Y, Y], [Y, Y, Y]], [[Y, N, Y], [Y, N, Y]]])
-    frame = Frame({"agents": View(seen, yes, yes, yes, legal)})
+    a = learner(spec_of(2, Discrete(3), masked=True), epsilon=0.5)
+    seen = [[[1.0, 9, 2], [1, 9, 2]], [[3.0, 9, 2], [1, 9, 2]]]
+    frame = make_frame(seen, start=Y, legal=[[[Y, Y, Y], [Y, Y, Y]], [[Y, N, Y], [Y, N, Y]]])
     #                  wild: 2                 tame: best 1                tame: best legal 0       wild: 0, for 1 is illegal
     u = torch.tensor([[[0.49, 0.1, 0.2, 0.9], [0.5, 0.1, 0.2, 0.9]], [[0.99, 0.1, 0.2, 0.9], [0.0, 0.4, 0.9, 0.1]]])
-    actions, memory, extras = a.act(frame, {"agents": {}}, {"agents": u}, True)
+    actions, memory, extras = act(a, frame, u)
     assert actions["agents"].tolist() == [[2, 1], [0, 0]]
     assert (memory, extras) == ({"agents": {}}, {"agents": {}})
-    assert a.act(frame, {"agents": {}}, None, False)[0]["agents"].tolist() == [[1, 1], [0, 2]]
+    assert act(a, frame).actions["agents"].tolist() == [[1, 1], [0, 2]]
     a.set_schedules(Now(100, 1000, 0))
-    assert a.act(frame, {"agents": {}}, {"agents": u}, True)[0]["agents"].tolist() == [[1, 1], [0, 2]]
+    assert act(a, frame, u).actions["agents"].tolist() == [[1, 1], [0, 2]]
 
 
 @torch.no_grad()
 def test_a_random_action_goes_on_and_is_begun_less_often():
     """epsilon and epsilon_keep 1/2: one is begun with 1/2 1/2 / (1 - 1/4) = 1/3, and goes on with 1/2 where it is legal still.
     The best is 0. Rows: it goes on, coin or not; it ends; a new one; none; the one that would go on is illegal."""
-    a = learner(world(action=Discrete(4), masked=True), epsilon=0.5, epsilon_keep=0.5)
+    a = learner(spec_of(action=Discrete(4), masked=True), epsilon=0.5, epsilon_keep=0.5)
     assert a.noise == 2 + 4
-    yes = torch.ones(5, 1, dtype=torch.bool)
     legal = torch.ones(5, 1, 4, dtype=torch.bool)
     legal[4, 0, 2] = False
-    frame = Frame({"agents": View(torch.tensor([9.0, 1, 2, 3]).expand(5, 1, 4), yes, yes, ~yes, legal)})
+    frame = make_frame(torch.tensor([9.0, 1, 2, 3]).expand(5, 1, 4), legal=legal)
     before = torch.tensor([[1, 2], [1, 2], [0, 2], [0, 2], [1, 2]])[:, None]
     third = [0.1, 0.2, 0.3, 0.9]  # what would be drawn anew
     tosses = [[0.99, 0.49], [0.99, 0.51], [0.33, 0.0], [0.34, 0.0], [0.99, 0.0]]  # a coin, and whether to go on
     u = torch.tensor([[*x, *third] for x in tosses])[:, None]
     memory = {"agents": {"random": before}}
-    actions, after, _ = a.act(frame, memory, {"agents": u}, True)
+    actions, after, _ = act(a, frame, u, memory)
     assert actions["agents"].flatten().tolist() == [2, 0, 3, 0, 0]
     assert after["agents"]["random"][:, 0, 0].tolist() == [1, 0, 1, 0, 0]
     assert after["agents"]["random"][[0, 2], 0, 1].tolist() == [2, 3]
-    greedy, held, _ = a.act(frame, memory, None, False)
+    greedy, held, _ = act(a, frame, None, memory)
     assert greedy["agents"].flatten().tolist() == [0] * 5
     assert torch.equal(held["agents"]["random"], before)
-    assert a.memory(3, torch.device("cpu"))["agents"]["random"].tolist() == [[[0, 0]]] * 3
-    assert learner().memory(3, torch.device("cpu")) == {"agents": {}}
+    assert a.memory(3, CPU)["agents"]["random"].tolist() == [[[0, 0]]] * 3
+    assert learner().memory(3, CPU) == {"agents": {}}
 
 
 @torch.no_grad()
 def test_wild_choices_are_even_over_what_is_legal():
-    a = learner(world(action=Discrete(4), masked=True), epsilon=0.8)
+    a = learner(spec_of(action=Discrete(4), masked=True), epsilon=0.8)
     rows = 8000
-    yes = torch.ones(rows, 1, dtype=torch.bool)
-    view = View(torch.tensor([0.0, 1, 9, 2]).expand(rows, 1, 4), yes, yes, yes, torch.tensor([Y, Y, N, Y]).expand(rows, 1, 4))
-    u = torch.rand(rows, 1, a.noise, generator=torch.Generator().manual_seed(0))
-    actions = a.act(Frame({"agents": view}), {"agents": {}}, {"agents": u}, True)[0]["agents"]
+    frame = make_frame(torch.tensor([0.0, 1, 9, 2]).expand(rows, 1, 4), start=Y, legal=[Y, Y, N, Y])
+    actions = act(a, frame, draw(a, rows)).actions["agents"]
     near(torch.bincount(actions.flatten(), minlength=4) / rows, [0.8 / 3, 0.8 / 3, 0, 0.2 + 0.8 / 3], 0.02)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-GRU = {"memory": "gru", "memory_width": 2, "activation": "relu"}
+RECALL = {"memory": "gru", "memory_width": 2, "activation": "relu"}
 BRIGHT = 50.0  # what is seen is 0 or this, whose tanh is 0 or 1
 
 
 def remembering(slow=None, **config):
     """h' = (tanh o + h) / 2 in each of two numbers, and Q = h'. `slow`: the copy sees slow o instead."""
-    a = learner(net=GRU, **config)
+    a = learner(net=RECALL, **config)
     for is_target in (False, True):
-        net = a._net("agents", is_target).net
+        net = a._q_net("agents", is_target).net
         set_layer(net.body, torch.eye(2) if slow is None or not is_target else slow)
         set_layer(net.memory.inward, torch.cat((torch.zeros(4, 2), torch.eye(2))))
         set_layer(net.memory.inner, torch.zeros(6, 2))
@@ -802,7 +681,7 @@ HELD = {"agents": {"hidden": torch.tensor([[[1.0, 0]]])}}
 
 
 def remembered(r=(JUNK, JUNK, 1.0, 2.0), memory=None, **more):
-    batch = happened(SEEN, NEXT, list(r), **more)
+    batch = make_batch(SEEN, NEXT, list(r), **more)
     batch.memory = HELD if memory is None else memory
     return batch
 
@@ -811,7 +690,7 @@ def test_the_burn_in_brings_memory_up_to_date_and_is_not_learnt_from(told):
     """burn_in 2 and chunk 2: Q = 3/8, 3/16 of the first choice; the next moments are worth 9/16, 25/32 of the second."""
     a = remembering(burn_in=2, chunk=2)
     assert a.feed.length == 4
-    metrics = a.update(remembered())
+    metrics = update(a, remembered())
     near(told[0]["value"].flatten(), [3 / 8, 3 / 16], 1e-7)
     near(told[0]["target"].flatten(), [1 + 9 / 32, 2 + 25 / 64], 1e-7)
     near(metrics["td_error"], (1 + 9 / 32 - 3 / 8 + 2 + 25 / 64 - 3 / 16) / 2)
@@ -822,7 +701,7 @@ def test_the_copy_remembers_the_same_steps_by_itself(told):
     the second each time; the copy's own maximum is the first."""
     for double, expected in ((True, (1 / 8, 9 / 16)), (False, (5 / 8, 13 / 16))):
         a = remembering(SWAP, burn_in=2, chunk=2, double=double)
-        a.update(remembered())
+        update(a, remembered())
         near(told[-1]["target"].flatten(), [1 + expected[0] / 2, 2 + expected[1] / 2], 1e-7)
         near(told[-1]["value"].flatten(), [3 / 8, 3 / 16], 1e-7)
 
@@ -841,28 +720,28 @@ def test_the_copy_remembers_the_same_steps_by_itself(told):
 def test_memory_is_empty_where_an_episode_starts(at, values, targets, told):
     a = remembering(burn_in=2, chunk=2)
     start = [t == at for t in range(4)]
-    a.update(remembered(start=start, over=[t == at - 1 for t in range(4)]))
+    update(a, remembered(start=start, over=[t == at - 1 for t in range(4)]))
     near(told[0]["value"].flatten(), values, 1e-7)
     near(told[0]["target"].flatten(), [1 + targets[0] / 2, 2 + targets[1] / 2], 1e-7)
 
 
 def test_who_arrives_next_has_nothing_to_remember(told):
     """An agent's first frame may be the next one: 0, 1/2 whatever was before."""
-    a = learner(world(mortal=True), net=GRU, burn_in=2, chunk=2)
+    a = learner(spec_of(mortal=True), net=RECALL, burn_in=2, chunk=2)
     b = remembering(burn_in=2, chunk=2)
     a.load_state_dict(b.state_dict())
     batch = remembered()
     batch.next["agents"].start[2] = True
-    a.update(batch)
+    update(a, batch)
     near(told[0]["target"].flatten(), [1 + 1 / 4, 2 + 25 / 64], 1e-7)
 
 
 def test_who_is_gone_without_having_terminated_remembers_its_last_observation(told):
     """Cut off alone in the last step, where both lights are on: 19/32, 25/32 as if it were there still. Who died is worth 0."""
     for ended, worth in ((N, 25 / 32), (Y, 0.0)):
-        a = learner(world(mortal=True), net=GRU, burn_in=2, chunk=2)
+        a = learner(spec_of(mortal=True), net=RECALL, burn_in=2, chunk=2)
         a.load_state_dict(remembering(burn_in=2, chunk=2).state_dict())
-        a.update(remembered(alive_tp1=[Y, Y, Y, N], terminated=[N, N, N, ended]))
+        update(a, remembered(next_alive=[Y, Y, Y, N], terminated=[N, N, N, ended]))
         near(told[-1]["target"].flatten(), [1 + 9 / 32, 2 + worth / 2], 1e-7)
 
 
@@ -870,12 +749,14 @@ def test_the_gradient_ends_at_the_burn_in():
     """Lights are seen in step 0 alone, dim ones, and the chunk sees none: what moves the weights that see comes from step 0."""
     for burn_in, chunk, active in ((1, 1, False), (0, 2, True)):
         a = remembering(burn_in=burn_in, chunk=chunk)
-        batch = happened([[0.5, 0.5], [0.0, 0.0]], [[0.0, 0.0]] * 2, [0.0, 5.0], terminated=Y)
+        batch = make_batch([[0.5, 0.5], [0.0, 0.0]], [[0.0, 0.0]] * 2, [0.0, 5.0], terminated=Y)
         batch.memory = HELD
-        a.update(batch)
-        net = a._net("agents").net
-        assert (moment(a, net.body.weights[0]).abs().max() > 1e-4) == active
-        assert moment(a, net.memory.inner.weights[0]).abs().max() > 1e-4  # of the chunk's own step, by what it remembers
+        update(a, batch)
+        net = a._q_net("agents").net
+        assert (moment(a.optimiser, net.body.weights[0]).abs().max() > 1e-4) == active
+        assert (
+            moment(a.optimiser, net.memory.inner.weights[0]).abs().max() > 1e-4
+        )  # of the chunk's own step, by what it remembers
 
 
 def test_how_long_sequences_are():
@@ -883,9 +764,9 @@ def test_how_long_sequences_are():
     assert learner().feed.length == 1
     assert learner(burn_in=5).feed.length == 1  # there is nothing to bring up to date
     assert learner(chunk=3).feed.length == 3
-    assert learner(net=GRU).feed.length == 4 + 16
-    assert learner(net=GRU, chunk=3, burn_in=0, n_step=3).feed.length == 5
-    assert learner(net=GRU, chunk=3, burn_in=2).feed.length == 5
+    assert learner(net=RECALL).feed.length == 4 + 16
+    assert learner(net=RECALL, chunk=3, burn_in=0, n_step=3).feed.length == 5
+    assert learner(net=RECALL, chunk=3, burn_in=2).feed.length == 5
 
 
 def test_what_follows_a_sequence_with_memory(told):
@@ -893,7 +774,7 @@ def test_what_follows_a_sequence_with_memory(told):
     and 19/32, 25/32. y = 1 + 2/2 + 9/16 / 4, 2 + 4/2 + 25/32 / 4."""
     a = remembering(burn_in=1, chunk=2, n_step=2)
     assert a.feed.length == 4
-    a.update(remembered((JUNK, 1.0, 2.0, 4.0)))
+    update(a, remembered((JUNK, 1.0, 2.0, 4.0)))
     near(told[0]["value"].flatten(), [3 / 4, 3 / 8], 1e-7)
     near(told[0]["target"].flatten(), [2 + 9 / 64, 4 + 25 / 128], 1e-7)
 
@@ -903,15 +784,15 @@ def test_what_follows_a_sequence_with_memory(told):
 
 def test_a_teams_values_add_up_and_share_one_error(told):
     """Q = 1 + 4, y = 2 + (3 + 6) / 2 = 6.5, the error 1.5. Both agents' slopes are -1.5."""
-    a = learner(world(2, common=True), cls=VDN)
-    metrics = a.update(happened([[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0, [[[0, 1]]]))
+    a = learner(spec_of(2, common=True), cls=VDN)
+    metrics = update(a, make_batch([[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0, [[[0, 1]]]))
     near(told[0]["value"], [[[5.0]]])
     near(told[0]["target"], [[[6.5]]])
     near(metrics["td_loss"], 1.5**2 / 2)
     near(metrics["priority"], [1.5])
     near(metrics["q"], 5.0)
-    near(moment(a, a._net("agents").net.body.biases[0]), [-0.15, -0.15])
-    near(moment(a, a._net("agents").net.body.ids), [[-0.15, 0], [0, -0.15]])
+    near(moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [-0.15, -0.15])
+    near(moment(a.optimiser, a._q_net("agents").net.body.ids), [[-0.15, 0], [0, -0.15]])
 
 
 # row: agents alive now; alive next; terminated; over -> Q, y. Values are 1 and 3 now and 8 and 4 next, pay is 2
@@ -932,16 +813,16 @@ LIVES = {
 
 @pytest.mark.parametrize("limit", [True, False])
 def test_a_team_ends_when_nobody_goes_on(limit, told):
-    alive, alive_tp1, terminated, over, q, y = zip(*LIVES.values(), strict=True)
+    alive, next_alive, terminated, over, q, y = zip(*LIVES.values(), strict=True)
     rows = len(LIVES)
-    a = learner(world(2, mortal=True, common=True), cls=VDN, time_limit=limit)
+    a = learner(spec_of(2, mortal=True, common=True), cls=VDN, time_limit=limit)
     now, then = (torch.tensor([x]).expand(1, rows, 2, 2).clone() for x in ([[1.0, 0], [3, 0]], [[8.0, 0], [4, 0]]))
     gone = ~torch.tensor([alive])
     now[gone] = JUNK
     learner_reward = torch.full((1, rows, 2), 2.0)
     learner_reward[gone] = JUNK
-    batch = happened(now, then, learner_reward, 0, [terminated], [over], [alive], [alive_tp1])
-    metrics = a.update(batch)
+    batch = make_batch(now, then, learner_reward, 0, [terminated], [over], [alive], [next_alive])
+    metrics = update(a, batch)
     counts = [x is not None for x in q]
     assert told[0]["mask"].flatten().tolist() == counts
     there = told[0]["mask"]
@@ -954,13 +835,13 @@ def test_a_team_ends_when_nobody_goes_on(limit, told):
 
 def test_an_agent_that_died_in_the_window_ends_nothing(told):
     """n_step 2. Agent 1 dies in step 0: 2 + 6/2 + 8/4, and what it is paid afterwards is junk."""
-    a = learner(world(2, mortal=True, common=True), cls=VDN, n_step=2)
+    a = learner(spec_of(2, mortal=True, common=True), cls=VDN, n_step=2)
     w = [[[[JUNK, 0], [JUNK, 0]]], [[[8.0, 0], [JUNK, 0]]]]
     r = [[[2.0, 2]], [[6.0, JUNK]]]
-    batch = happened([[[[1.0, 0], [3, 0]]], [[[JUNK, 0], [JUNK, 0]]]], w, r, 0, [[[N, Y]], [[N, N]]])
+    batch = make_batch([[[[1.0, 0], [3, 0]]], [[[JUNK, 0], [JUNK, 0]]]], w, r, 0, [[[N, Y]], [[N, N]]])
     for frame, t in ((batch.frame, 1), (batch.next, 0), (batch.next, 1)):
         frame["agents"].alive[t, 0, 1] = frame["agents"].active[t, 0, 1] = False
-    a.update(batch)
+    update(a, batch)
     near(told[0]["target"].flatten(), [2 + 6 / 2 + 8 / 4])
     near(told[0]["value"].flatten(), [4.0])
 
@@ -971,20 +852,12 @@ def unlike(cls=VDN, **config):
     return learner(spec, cls=cls, **config)
 
 
-def parties(legal=None):
-    yes = torch.ones(1, 1, 2, dtype=torch.bool)
-    views = [
-        {
-            "a": View(torch.tensor([[[x]]]), *[yes[..., :1]] * 2, ~yes[..., :1]),
-            "b": View(torch.tensor([[y]]), yes, yes, ~yes, legal),
-        }
-        for x, y in (([1.0, 2], [[4.0, 8, 16], [32, 64, 128]]), ([3.0, 5], [[7.0, 9, 6], [2, 1, 0]]))
-    ]
-    results = {g: Result(torch.full((1, 1, n), JUNK), torch.zeros(1, 1, n).bool()) for g, n in (("a", 1), ("b", 2))}
-    actions = {"b": torch.tensor([[[1, 2]]]), "a": torch.tensor([[[1]]])}  # in whatever order they come
-    learner_reward = {g: torch.full((1, 1, n), 2.0) for g, n in (("b", 2), ("a", 1))}
-    return Batch(
-        Frame(views[0]), Frame(views[1]), actions, results, torch.zeros(1, 1).bool(), {}, {"a": {}, "b": {}}, learner_reward
+def parties():
+    return make_batch(
+        {"a": [[[[1.0, 2]]]], "b": [[[[4.0, 8, 16], [32, 64, 128]]]]},
+        {"a": [[[[3.0, 5]]]], "b": [[[[7.0, 9, 6], [2, 1, 0]]]]},
+        2.0,
+        {"b": [[[1, 2]]], "a": 1},
     )
 
 
@@ -993,11 +866,11 @@ def test_unlike_groups_are_one_team(told):
     a = unlike()
     with torch.no_grad():
         weight(a, "b", target=True).mul_(2)
-    a.update(parties())
+    update(a, parties())
     near(told[0]["value"], [[[138.0]]])
     near(told[0]["target"], [[[2 + 27 / 2]]])
     frame, a = tree_map(lambda x: x[0], parties().next), unlike()
-    actions, _, _ = a.act(frame, {"a": {}, "b": {}}, None, False)
+    actions = act(a, frame).actions
     assert {g: x.tolist() for g, x in actions.items()} == {"a": [[1]], "b": [[1, 0]]}
     near(a.values(parties().frame), [[[2.0 + 16 + 128] * 3]])
 
@@ -1006,11 +879,11 @@ def test_speaker_and_listener_add_up(told):
     loop = loop_of("vdn", "simple_speaker_listener", algo={"normalise_obs": False})
     (a,) = loop.learners
     assert a.groups == ("speaker", "listener")
-    batch = batch_of(loop, 1)
+    batch = collect(loop, 1)
     with torch.no_grad():
-        parts = [a._net(g)(batch.frame[g].obs)[0].gather(-1, batch.actions[g][..., None])[..., 0] for g in a.groups]
-        best = [a._net(g)(batch.next[g].obs)[0].amax(-1) for g in a.groups]
-    a.update(batch)
+        parts = [a._q_net(g)(batch.frame[g].obs)[0].gather(-1, batch.actions[g][..., None])[..., 0] for g in a.groups]
+        best = [a._q_net(g)(batch.next[g].obs)[0].amax(-1) for g in a.groups]
+    update(a, batch)
     torch.testing.assert_close(told[0]["value"], sum(parts))
     reward = batch.results["speaker"].reward
     assert torch.equal(reward, batch.results["listener"].reward)
@@ -1027,12 +900,11 @@ def test_teams_that_are_refused(cls):
     with pytest.raises(
         UserError, match=rf"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team"
     ):
-        learner(world(2), cls=cls)
-    box = EnvSpec((Group("agents", "t", ("a", "b"), (2,), Box((-1.0,), (1.0,))),), common=True)
+        learner(spec_of(2), cls=cls)
     with pytest.raises(UserError, match=f"{name} takes discrete and multi-discrete actions; those of 'agents' are continuous"):
-        cls(box, ("agents",), cls.Config(), NetConfig(), torch.Generator())
+        make_learner(cls, spec_of(2, LINE, common=True))
     with pytest.raises(UserError, match=f"{name} cannot play turn-based worlds"):
-        learner(world(2, mortal=True, turns=True, common=True), cls=cls)
+        learner(spec_of(2, mortal=True, turns=True, common=True), cls=cls)
 
 
 @pytest.mark.parametrize("cls", [DDQN, IQL])
@@ -1040,7 +912,7 @@ def test_groups_that_learn_for_themselves_have_equal_spaces(cls):
     with pytest.raises(UserError, match="cannot play 'a' and 'b': their spaces differ"):
         unlike(cls)
     with pytest.raises(UserError, match="actions; those of 'agents' are continuous"):
-        cls(EnvSpec((Group("agents", "t", ("a",), (2,), Box((-1.0,), (1.0,))),)), ("agents",), cls.Config(), NetConfig(), None)
+        make_learner(cls, spec_of(1, LINE))
 
 
 # --- teams: QMIX ------------------------------------------------------------------------------------------------------
@@ -1048,7 +920,7 @@ def test_groups_that_learn_for_themselves_have_equal_spaces(cls):
 
 def mixing(spec=None, **config):
     """Q_team = elu(2 q_0 + 3 q_1) + relu(s), and the copy's = elu(2 q_0 + 3 q_1) + 10 relu(s)."""
-    a = learner(spec or world(2, common=True, state=1), cls=QMIX, mixer_width=1, hyper_width=1, **config)
+    a = learner(spec or spec_of(2, common=True, state=1), cls=QMIX, mixer_width=1, hyper_width=1, **config)
     for mixer, times in ((a.mixer, 1.0), (a.target.module["mixer"], 10.0)):
         with torch.no_grad():
             for p in mixer.parameters():
@@ -1060,54 +932,50 @@ def mixing(spec=None, **config):
     return a
 
 
-def stated(state, state_tp1, *args, **more):
-    batch = happened(*args, **more)
-    shape = (*batch.over.shape, -1)
-    batch.frame.state = torch.tensor(state).reshape(shape)
-    batch.next.state = torch.tensor(state_tp1).reshape(shape)
-    return batch
+def stated(state, next_state, *args, **more):
+    return make_batch(*args, state=state, next_state=next_state, **more)
 
 
 def test_the_mixer_sees_the_state_of_the_moment_and_of_the_next(told):
     """Q = 2 * 1 + 3 * 4 + 5 = 19; next 2 * 3 + 3 * 6 + 10 * 7 = 94: y = 2 + 47."""
     a = mixing()
     q, w = [[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]]
-    a.update(stated([5.0], [7.0], q, w, 2.0, [[[0, 1]]]))
+    update(a, stated([5.0], [7.0], q, w, 2.0, [[[0, 1]]]))
     near(told[0]["value"], [[[19.0]]])
     near(told[0]["target"], [[[49.0]]])
     # the slope -30 goes on to the agents by what they weigh, and to the mixer by what they say
-    near(moment(a, a._net("agents").net.body.biases[0]), [-6.0, -9.0])
-    near(moment(a, a.mixer.inner[1]), [3.0, -12])  # of absolute values: the first is negative
-    assert moment(a, a.mixer.value[0]).item() == pytest.approx(-3 * 5)
+    near(moment(a.optimiser, a._q_net("agents").net.body.biases[0]), [-6.0, -9.0])
+    near(moment(a.optimiser, a.mixer.inner[1]), [3.0, -12])  # of absolute values: the first is negative
+    assert moment(a.optimiser, a.mixer.value[0]).item() == pytest.approx(-3 * 5)
 
 
 def test_the_mixer_takes_all_observations_for_a_state_that_is_not_given(told):
     """Four numbers, the first of which is read, over the root of 4: Q = 2 + 12 + 1/2, and next 6 + 18 + 10 * 3/2."""
-    a = mixing(world(2, common=True))
-    a.update(happened([[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0, [[[0, 1]]]))
+    a = mixing(spec_of(2, common=True))
+    update(a, make_batch([[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0, [[[0, 1]]]))
     near(told[0]["value"], [[[14.5]]])
     near(told[0]["target"], [[[2 + 39 / 2]]])
 
 
 def test_the_dead_count_as_nothing_in_the_mixer(told):
     """Rows: agent 1 was dead; agent 1 dies; both die. Q = 2 + 5, 2 + 12 + 5 twice; y = 2 + (6 + 70) / 2 twice, and 2."""
-    a = mixing(world(2, common=True, state=1, mortal=True))
+    a = mixing(spec_of(2, common=True, state=1, mortal=True))
     q, w = ([[x] * 3] for x in ([[1.0, 2], [JUNK, 4]], [[3.0, 0], [0, JUNK]]))
     batch = stated([5.0] * 3, [7.0] * 3, q, w, [[[2.0, JUNK], [2, 2], [2, 2]]], [[[0, 0], [0, 1], [0, 1]]])
     view, after = batch.frame["agents"], batch.next["agents"]
     view.alive[0, 0, 1] = view.active[0, 0, 1] = False
     after.alive[0, :, 1] = after.active[0, :, 1] = False
     batch.results["agents"].terminated[0, 1:, 1] = batch.results["agents"].terminated[0, 2] = True
-    a.update(batch)
+    update(a, batch)
     near(told[0]["value"].flatten(), [7.0, 19, 19])
     near(told[0]["target"].flatten(), [40.0, 40, 2])
 
 
 def test_the_mixer_takes_the_best_legal_choices(told):
-    a = mixing(world(2, common=True, state=1, masked=True))
+    a = mixing(spec_of(2, common=True, state=1, masked=True))
     legal = [[[[Y, N], [Y, Y]]]]
-    batch = stated([0.0], [0.0], [[[[1.0, 2], [3, 4]]]], [[[[3.0, 9], [0, 6]]]], 2.0, legal_tp1=legal)
-    a.update(batch)
+    batch = stated([0.0], [0.0], [[[[1.0, 2], [3, 4]]]], [[[[3.0, 9], [0, 6]]]], 2.0, next_legal=legal)
+    update(a, batch)
     near(told[0]["target"].flatten(), [2 + (6 + 18) / 2])
 
 
@@ -1116,14 +984,14 @@ def test_the_mixer_is_normalised_as_its_state_is(told):
     a = mixing(normalise_obs=True)
     zeros = torch.zeros(1, 2, 2, 2)
     a.update_statistics(stated([1.0, 3], [JUNK, JUNK], zeros, zeros))
-    a.update(stated([5.0], [4.0], zeros[:, :1], zeros[:, :1], 2.0))
+    update(a, stated([5.0], [4.0], zeros[:, :1], zeros[:, :1], 2.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [2 + 10 * 2 / 2])
 
 
 def test_the_mixer_is_as_wide_as_asked_for():
     """mixer_width and hyper_width."""
-    a = learner(world(3, common=True, state=4), cls=QMIX, mixer_width=5, hyper_width=7)
+    a = learner(spec_of(3, common=True, state=4), cls=QMIX, mixer_width=5, hyper_width=7)
     assert [tuple(x[0].shape) for x in (a.mixer.look, a.mixer.inner, a.mixer.outer, a.mixer.value)] == [
         (7 + 7 + 5 + 5, 4),
         (3 * 5, 7),
@@ -1137,7 +1005,7 @@ def test_the_mixer_is_as_wide_as_asked_for():
 
 @torch.no_grad()
 def test_what_is_better_for_one_is_never_worse_for_the_team():
-    a = learner(world(3, common=True, state=4), cls=QMIX)
+    a = learner(spec_of(3, common=True, state=4), cls=QMIX)
     g = torch.Generator().manual_seed(0)
     q, state = torch.randn(1, 500, 3, generator=g) * 3, torch.randn(1, 500, 4, generator=g) * 3
     frame = Frame({}, state)
@@ -1152,7 +1020,7 @@ def test_what_is_better_for_one_is_never_worse_for_the_team():
 def test_the_copy_of_a_mixer_follows_with_its_agents():
     a = mixing(target_every=1)
     batch = stated([5.0], [7.0], [[[[1.0, 2], [3, 4]]]], [[[[3.0, 0], [0, 6]]]], 2.0)
-    assert a.update(batch)["target_lag"] == 0
+    assert update(a, batch)["target_lag"] == 0
     assert a.target.module["mixer"].value[0].item() == a.mixer.value[0].item() == pytest.approx(1.25)
 
 
@@ -1165,41 +1033,23 @@ def test_pictures_without_a_state_are_refused():
 # --- whole worlds -----------------------------------------------------------------------------------------------------
 
 
-def loop_of(name, env, rows=8, /, **sections):
-    algo = {
-        "capacity": 2000,
-        "learning_starts": 8,
-        "batch": 8,
-        "every": 32,
-        "rollout": 8,
-        "gamma": 0.5,
-        **sections.pop("algo", {}),
-    }
-    common = catalog("algos")[name].load().pay == "common" and env != "simple_speaker_listener"
-    run = {"envs": rows, "quiet": True, "steps": 10_000, **({"reward": "team-mean"} if common else {})}
-    return Loop(resolve(Settings(name, env, run, {**sections, "algo": algo})))
+def loop_of(name, env, rows=8, /, algo=None, **sections):
+    common = catalog("algos")[name].load().reward == "common" and env != "simple_speaker_listener"
+    run = {"reward": "team-mean"} if common else {}
+    return make_loop(name, env, rows, run=run, algo={**REPLAY, "gamma": 0.5, **(algo or {})}, **sections)
 
 
-def batch_of(loop, steps):
-    batch = loop.collector.collect(steps)
-    loop.pay(batch)
-    a = loop.learners[0]
-    batch.noise = torch.rand(a.draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
-    return batch
-
-
-REMEMBERS = {"memory": "gru", "memory_width": 8, "hidden": (8,)}
 BLIND = [  # algorithm, world, its settings, its nets'
     ("ddqn", "probe_deaths", {"n_step": 3, "chunk": 4}, {}),
     ("ddqn", "probe_deaths", {"chunk": 8, "normalise_reward": True}, {}),
-    ("iql", "probe_deaths", {"n_step": 2, "chunk": 4, "epsilon_keep": 0.5}, REMEMBERS),
+    ("iql", "probe_deaths", {"n_step": 2, "chunk": 4, "epsilon_keep": 0.5}, GRU),
     ("iql", "probe_deaths", {"noisy": True, "dueling": True, "chunk": 8}, {}),
     ("vdn", "probe_deaths", {"n_step": 3, "chunk": 6}, {}),
-    ("vdn", "probe_deaths", {"n_step": 2, "chunk": 4, "normalise_reward": True}, REMEMBERS),
+    ("vdn", "probe_deaths", {"n_step": 2, "chunk": 4, "normalise_reward": True}, GRU),
     ("qmix", "probe_deaths", {"n_step": 2, "chunk": 8}, {}),
-    ("qmix", "probe_deaths", {"n_step": 2, "chunk": 4}, REMEMBERS),
+    ("qmix", "probe_deaths", {"n_step": 2, "chunk": 4}, GRU),
     ("ddqn", "probe_turns", {"normalise_reward": True, "epsilon_keep": 0.5}, {}),
-    ("iql", "probe_turns", {"chunk": 8}, REMEMBERS),
+    ("iql", "probe_turns", {"chunk": 8}, GRU),
 ]
 
 
@@ -1209,47 +1059,42 @@ def test_who_does_not_act_is_in_no_loss_and_no_statistic(algo, env, config, net)
     loop, twin = (loop_of(algo, env, 4, algo=config, net={"hidden": (8,), **net}) for _ in range(2))
     a, b = loop.learners[0], twin.learners[0]
     loop.collector.collect(5)
-    batch = batch_of(loop, a.feed.length)
-    spoilt = tree_map(torch.clone, batch)
-    view, after = batch.frame["agents"], batch.next["agents"]
+    batch = collect(loop, a.feed.length)
+    view = batch.frame["agents"]
     gone, waits = ~view.alive, ~view.active
     assert waits.any()
     assert gone.any() == (env == "probe_deaths")
-    spoilt.actions["agents"][waits] = 1 - spoilt.actions["agents"][waits]
-    spoilt.frame["agents"].obs[gone] = 1e3
-    spoilt.next["agents"].obs[gone & ~after.alive] = -1e3
-    spoilt.learner_reward["agents"][gone] = 1e3
+    spoilt = spoil(batch, waits, gone)
     for x in tree_leaves(spoilt.memory):
         x[gone[0]] = 9  # who is not there at first arrives with an empty memory
     for x, given in ((a, batch), (b, spoilt)):
         x.update_statistics(given)
-        x.update(given)
-    assert all(torch.equal(x, b.state_dict()[k]) for k, x in a.state_dict().items())
+        update(x, given)
+    assert same_state(a, b)
     assert a.optimiser.steps == 1
     assert (a.optimiser.first != 0).any()
 
 
 def test_what_is_seen_while_waiting_is_not_remembered():
-    loop, twin = (loop_of("iql", "probe_turns", algo={"normalise_obs": False}, net=REMEMBERS) for _ in range(2))
-    batch = batch_of(loop, loop.learners[0].feed.length)
+    loop, twin = (loop_of("iql", "probe_turns", algo={"normalise_obs": False}, net=GRU) for _ in range(2))
+    batch = collect(loop, loop.learners[0].feed.length)
     spoilt = tree_map(torch.clone, batch)
     for frame in (spoilt.frame, spoilt.next):
         frame["agents"].obs[~frame["agents"].active] = 7.0
-    loop.learners[0].update(batch)
-    twin.learners[0].update(spoilt)
-    assert all(torch.equal(x, twin.learners[0].state_dict()[k]) for k, x in loop.learners[0].state_dict().items())
+    for x, given in ((loop, batch), (twin, spoilt)):
+        update(x.learners[0], given)
+    assert same_state(loop.learners[0], twin.learners[0])
 
 
 @pytest.mark.parametrize("env", ["probe_deaths", "probe_turns", "simple_spread"])
 def test_what_is_remembered_in_an_update_is_what_was_remembered_when_acting(env):
-    loop = loop_of("iql", env, net=REMEMBERS)
+    loop = loop_of("iql", env, net=GRU)
     a = loop.learners[0]
     loop.collector.collect(3)
-    batch = batch_of(loop, 7)
-    view = batch.frame["agents"]
+    batch = collect(loop, 7)
     with torch.no_grad():
-        obs, active = a._sight("agents").obs(batch.frame, 2), a._moves(view.active)
-        _, after = a._net("agents")(obs, batch.memory["agents"], view.start, active)
+        samples = Samples(a, batch)
+        _, after = a._q_net("agents")(samples.actor_input, samples.memory, samples.start, samples.remembers)
     assert after["hidden"][-1].abs().max() > 1e-3
     torch.testing.assert_close(loop.collector.memory["agents"]["hidden"], after["hidden"][-1], rtol=0, atol=1e-6)
 
@@ -1266,7 +1111,7 @@ def test_the_replay_holds_what_was_paid_at_the_time(tmp_path, told):
 
 
 def test_a_run_learns_draws_and_says_so():
-    loop = loop_of("qmix", "simple_spread", 4, algo={"prioritised": True, "n_step": 2, "target_every": 2}, net=REMEMBERS)
+    loop = loop_of("qmix", "simple_spread", 4, algo={"prioritised": True, "n_step": 2, "target_every": 2}, net=GRU)
     a = loop.learners[0]
     for _ in range(8):
         loop.iterate()

@@ -852,7 +852,7 @@ def loop_of(name, env, rows=8, /, **sections):
 
 def batch_of(loop, steps=16):
     batch = loop.collector.collect(steps)
-    loop.pay(batch)
+    loop.shaping(batch)
     batch.noise = torch.rand(loop.learners[0].draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
     return batch
 

@@ -22,7 +22,7 @@ def loop_of(name, env, config=None, rows=8, /, **sections):
 
 def batch_of(loop, steps=16):
     batch = loop.collector.collect(steps)
-    loop.pay(batch)
+    loop.shaping(batch)
     a = loop.learners[0]
     batch.noise = torch.rand(a.draws(*batch.over.shape), generator=torch.Generator().manual_seed(5))
     return batch

@@ -249,7 +249,7 @@ def attentive() -> Loop:
     learner = loop.learners[0]
     for _ in range(4):
         batch = loop.collector.collect(loop.rollout)
-        loop.pay(batch)
+        loop.shaping(batch)
         batch.noise = torch.rand(learner.draws(*batch.over.shape), generator=draw())
         learner.update(batch)
     return loop

@@ -259,7 +259,7 @@ def test_chunks_of_a_learner_begin_from_the_memory_it_acted_with(
     for _ in range(2):
         told.clear()
         batch = loop.collector.collect(16)
-        loop.pay(batch)
+        loop.shaping(batch)
         view, acted_with = batch.frame[name], loop.collector.memory[name]
         obs, seen = learner.observations.obs(batch.frame, 2), learner.observations.seen(batch.frame)
         *_, actors = learner.actor.unroll(obs, None, batch.memory[name]["actor"], view.start, view.active)

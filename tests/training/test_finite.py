@@ -13,7 +13,8 @@ from test_resume import leaves
 import shoal
 from shoal.cli import main
 from shoal.spec import NotFiniteError, StoppedError, UserError, tree_leaves
-from shoal.training.loop import DivergedError, Loop
+from shoal.training.finite import DivergedError
+from shoal.training.loop import Loop
 from shoal.training.run import Run
 from shoal.training.settings import Settings, resolve
 

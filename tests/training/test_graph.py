@@ -20,6 +20,7 @@ from shoal.spec import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, most_compiled, resolve
 from shoal.training.speedup import Captured
+from shoal.training.state import load_replay_state, replay_state
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def everything(loop: Loop) -> dict[str, Tensor]:
         "collector": loop.collector.state_dict(),
         "noise": loop.update_noise.get_state(),
         "means": loop.means.sums,
-        "replay": loop.replay_state(),
+        "replay": replay_state(loop),
         "contents": contents(loop),
     }
     return {f"{k} {i}": x.clone() for k, tree in parts.items() for i, x in enumerate(tree_leaves(tree))}
@@ -81,7 +82,7 @@ def contents(loop: Loop) -> list[Tensor]:
 
 def state(loop: Loop) -> Any:
     learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
-    remembered = tree_map(torch.clone, contents(loop)), loop.replay_state()
+    remembered = tree_map(torch.clone, contents(loop)), replay_state(loop)
     means = loop.means.state_dict()
     return learnt, loop.collector.state_dict(), loop.update_noise.get_state(), means, loop.step, remembered
 
@@ -95,7 +96,7 @@ def put(loop: Loop, saved: Any) -> None:
     loop.step = saved[4]
     for mine, theirs in zip(contents(loop), saved[5][0], strict=True):
         mine.copy_(theirs)
-    loop.load_replay_state(saved[5][1])
+    load_replay_state(loop, saved[5][1])
 
 
 def assert_equal(one: Loop, two: Loop) -> None:
@@ -174,7 +175,7 @@ def test_single_iterations_from_many_states_have_the_same_bits(work: dict[str, A
         captured.iterate()
         assert_equal(eager, captured)
     assert captured.console.lines == []  # type: ignore[attr-defined]
-    for one in (captured.on_device, *captured.on_device_lessons):
+    for one in (captured.on_device, *captured.on_device_updates):
         assert isinstance(one, Captured)
         assert len(one.graphs) == 1
 
@@ -215,7 +216,7 @@ def assert_beside_a_host_world(one: Loop, other: Loop) -> None:
 def test_lessons_are_captured_beside_a_host_world() -> None:
     eager, captured = make("off", **HOST), make("graph", **HOST)
     assert_beside_a_host_world(eager, captured)
-    (trainer,) = captured.on_device_lessons
+    (trainer,) = captured.on_device_updates
     assert isinstance(trainer, Captured)
     assert len(trainer.graphs) == 1
     assert captured.console.lines == []  # type: ignore[attr-defined]
@@ -287,7 +288,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
         captured.iterate()
     (line,) = captured.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Iterations cannot be captured as a CUDA graph, and run eagerly: ")
-    assert captured.on_device_lessons == captured.trainers
+    assert captured.on_device_updates == captured.trainers
     assert (captured.on_device == captured.iteration) == (cls is PPO)
     assert_equal(eager, captured)
 

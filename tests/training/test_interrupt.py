@@ -20,8 +20,8 @@ from test_resume import leaves, metrics
 import shoal
 from shoal.cli import main
 from shoal.spec import StoppedError, TerminatedError
-from shoal.training.loop import on_signals
 from shoal.training.run import Run
+from shoal.training.signals import on_signals
 
 TROUBLE = '''
 import os, time

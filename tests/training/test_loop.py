@@ -11,7 +11,8 @@ import torch
 import shoal
 from shoal.cli import main
 from shoal.spec import UserError
-from shoal.training.loop import DivergedError, Loop
+from shoal.training.finite import DivergedError
+from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
 SMALL = {"envs": 8, "quiet": True, "seed": 1}
@@ -26,7 +27,7 @@ def test_pay_own_team_mean_and_sum():
     for reward, expected in (("own", None), ("team-mean", "mean"), ("team-sum", "sum")):
         loop = loop_of("simple_tag", reward)
         batch = loop.collector.collect(25)
-        loop.pay(batch)
+        loop.shaping(batch)
         for g in ("adversary", "agent"):
             raw = batch.results[g].reward
             want = raw if expected is None else getattr(raw, expected)(-1, keepdim=True).expand_as(raw)
@@ -36,7 +37,7 @@ def test_pay_own_team_mean_and_sum():
 def test_teams_of_several_groups_are_paid_together():
     loop = loop_of("simple_world_comm", "team-sum")
     batch = loop.collector.collect(25)
-    loop.pay(batch)
+    loop.shaping(batch)
     total = batch.results["leadadversary"].reward.sum(-1) + batch.results["adversary"].reward.sum(-1)
     assert torch.allclose(batch.learner_reward["leadadversary"][..., 0], total)
     assert torch.allclose(batch.learner_reward["adversary"][..., 2], total)
@@ -45,7 +46,7 @@ def test_teams_of_several_groups_are_paid_together():
 def test_shaping_is_paid_and_never_reported():
     loop = loop_of("probe_teams", shaped=True)
     batch = loop.collector.collect(16)
-    loop.pay(batch)
+    loop.shaping(batch)
     pay = batch.results["pair"]
     assert pay.shaping is not None
     assert pay.shaping.abs().sum() > 0

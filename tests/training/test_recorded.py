@@ -32,9 +32,9 @@ torch.set_num_threads(1)
 
 def recordings_of(loop: Any) -> list[Recording]:
     """The recordings of a loop, in which every trainer is recorded."""
-    assert all(isinstance(x, Recorded) for x in loop.on_device_lessons)
+    assert all(isinstance(x, Recorded) for x in loop.on_device_updates)
     assert loop.console.lines == []
-    return [r for x in loop.on_device_lessons for r in x.recordings.values() if r is not None]
+    return [r for x in loop.on_device_updates for r in x.recordings.values() if r is not None]
 
 
 def test_the_recordings_of_a_run_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +47,8 @@ def test_the_recordings_of_a_run_share_a_limit(monkeypatch: pytest.MonkeyPatch) 
     loop = make("graph", device="cpu", **work)
     for _ in range(6):
         loop.iterate()
-    assert isinstance(loop.on_device_lessons[0], Recorded)
-    assert loop.on_device_lessons[1] is loop.trainers[1]
+    assert isinstance(loop.on_device_updates[0], Recorded)
+    assert loop.on_device_updates[1] is loop.trainers[1]
     assert "they would keep more than" in loop.console.lines[0]  # type: ignore[attr-defined]
 
 
@@ -72,7 +72,7 @@ def test_recorded_updates_have_the_same_bits(work: dict[str, Any]) -> None:
 @pytest.mark.parametrize("work", UPDATES, ids=lambda w: "-".join(map(str, w)))
 def test_recorded_kernels_have_the_same_bits(work: dict[str, Any]) -> None:
     plain, replayed = make("fused", device="cpu", **work), make("fused", device="cpu", **work)
-    plain.on_device_lessons[:] = plain.trainers
+    plain.on_device_updates[:] = plain.trainers
     for _ in range(10):
         plain.iterate()
         native._planned.cache_clear()  # a recording holds the arguments of its kernels
@@ -115,7 +115,7 @@ def test_an_update_that_reads_numbers_out_runs_plainly_and_says_so(monkeypatch: 
         replayed.iterate()
     (line,) = replayed.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Updates cannot be recorded, and run operation by operation: aten._local_scalar_dense")
-    assert replayed.on_device_lessons == replayed.trainers
+    assert replayed.on_device_updates == replayed.trainers
     assert_equal(plain, replayed)
 
 
@@ -150,7 +150,7 @@ def test_what_users_bring_is_not_recorded(tmp_path: Path, work: dict[str, Any], 
         return {k: named(v) for k, v in x.items()} if isinstance(x, dict) else x.format(tmp_path) if isinstance(x, str) else x
 
     loop = make("graph", device="cpu", **named(work))
-    assert [isinstance(x, Recorded) for x in loop.on_device_lessons] == recorded
+    assert [isinstance(x, Recorded) for x in loop.on_device_updates] == recorded
 
 
 @pytest.mark.compiler
@@ -164,7 +164,7 @@ def test_beside_a_hook_nothing_is_recorded(tmp_path: Path) -> None:
 
     class Watch(shoal.Hook):
         def before_iteration(self, loop: Any) -> None:
-            assert loop.on_device_lessons == loop.trainers
+            assert loop.on_device_updates == loop.trainers
 
     common: dict[str, Any] = {"steps": 200, "envs": 8, "quiet": True, "device": "cpu", "out": tmp_path / "run"}
     shoal.train("ddqn", "probe_copy", hook=Watch(), **common)

@@ -19,7 +19,8 @@ import shoal
 from shoal.cli import main
 from shoal.log.console import Board
 from shoal.spec import UserError
-from shoal.training.loop import DivergedError, Loop
+from shoal.training.finite import DivergedError
+from shoal.training.loop import Loop
 from shoal.training.players import record
 from shoal.training.run import Run
 from shoal.training.settings import RunConfig, Settings, resolve

@@ -218,7 +218,7 @@ def test_it_comes_after_team_pay_and_the_worlds_own_shaping():
     run, groups = {"envs": 4, "reward": "team-sum", "quiet": True}, {"pair": {"algo": {"shaper": "python:keep"}}}
     loop = Loop(resolve(Settings("mappo", "probe_teams", run, {"env": {"shaped": True}}, groups)), shaper={"pair": keep})
     batch = loop.collector.collect(8)
-    loop.pay(batch)
+    loop.shaping(batch)
     pay = batch.results["pair"]
     assert pay.shaping.abs().sum() > 0
     assert torch.equal(given["reward"], pay.reward.sum(-1, keepdim=True) + pay.shaping)
