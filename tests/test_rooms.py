@@ -77,8 +77,8 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
         if isinstance(node, ast.Call):
             called, receiver = _called(node)
             descends = called == "backward" or (called == "grad" and receiver == "autograd")
-            if descends and receiver and name != "algos/base.py":
-                yield line, "backward", "only algos/base.py descends"
+            if descends and receiver and name != "algos/optimiser.py":
+                yield line, "backward", "only algos/optimiser.py descends"
             if called == "step" and receiver and name != "training/collect.py" and not steps_foreign:
                 inherited = room == "envs" and receiver == "super"
                 remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
@@ -347,8 +347,8 @@ PLANTED = [
 ]
 
 LAWFUL = [
-    ("algos/base.py", "(loss / count).backward()"),
-    ("algos/base.py", "torch.autograd.grad(loss, params)"),
+    ("algos/optimiser.py", "(loss / count).backward()"),
+    ("algos/optimiser.py", "torch.autograd.grad(loss, params)"),
     ("algos/base.py", "from shoal.nets.layers import NetConfig\nfrom shoal.spec import Batch\nfrom shoal.ops import losses"),
     ("training/collect.py", "outcome = env.step(actions, noise)"),
     ("training/collect.py", "f = self.env.step"),

@@ -314,6 +314,7 @@ def _entries(kind: str, path: Path, module: str, tree: ast.Module) -> list[Entry
         if isinstance(node, ast.ClassDef)
         and node.bases
         and not node.name.startswith("_")
+        and not any("dataclass" in ast.unparse(d) for d in node.decorator_list)  # settings
         and not NOT_ONE & {ast.unparse(b).rpartition(".")[2] for b in node.bases}
     ]
     if path.stem in ("base", "__init__") or not concrete:

@@ -37,7 +37,7 @@ class A2C(OnPolicy):
         batch, metrics = self.prepare(samples)
         critic_metrics = self.critic_slices(batch)
         (whole,) = self.minibatches(batch)
-        step_metrics, _ = self.step(whole, self.learning if self.config.learning_starts else None)
+        step_metrics, _ = self.update_minibatch(whole, self.learning if self.config.learning_starts else None)
         return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)
 
     def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:

@@ -6,6 +6,7 @@ that are there for their rewards.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,7 +45,7 @@ class ReplayConfig(LearnerConfig):
         bounded(self, {**shares, **counts}, ("every", "batch", "capacity", "chunk", "n_step", "target_every"))
 
 
-class OffPolicy(Algorithm):
+class OffPolicy(Algorithm, ABC):
     """Learns from sequences of a replay."""
 
     def set_feed(self) -> None:

@@ -4,7 +4,7 @@ An update, `update` of `algos/ppo.py` and `algos/a2c.py`, is made of these parts
 
     prepare              the critic values all frames and the true next ones (`compute_advantages`: generalised advantage
                          estimation, `ops/returns.py`); what a step needs is put side by side in a `Minibatch`
-    step                 one step of the actor (`actor_loss` is the algorithm's own, the hook to override) and one of the critic
+    update_minibatch     one step of the actor (`actor_loss` is the algorithm's own, the hook to override) and one of the critic
     finish               the statistics of observations move: after the update, so that every ratio began at one
 
 A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
@@ -305,7 +305,7 @@ class OnPolicy(Algorithm, ABC):
             return [replace(batch, memory=tree_map(_first, batch.memory))]
         return minibatches(batch, steps, rows, self.chunk, count, order)
 
-    def step(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor | None]:
+    def update_minibatch(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor | None]:
         """One step of actor and critic on one minibatch, the actor's where `keep` holds; and whether to go on."""
         c = self.config
         self._train_mode(True)

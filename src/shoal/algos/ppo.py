@@ -138,7 +138,7 @@ class PPO(OnPolicy):
                 if c.advantage_every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)
                     minibatch = self.minibatches(batch, c.minibatches, order)[k]
-                step_metrics, keep = self.step(minibatch, keep)
+                step_metrics, keep = self.update_minibatch(minibatch, keep)
                 steps.append({**step_metrics, **critic_metrics})
             if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved
                 self._adapt_rate(steps[-k - 1 :], batch.active)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Acted, Algorithm, reset_memory
+from shoal.algos.base import Acted, Algorithm, zero_where
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
 from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
@@ -39,13 +39,11 @@ class Players:
 
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False) -> Acted:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        fresh = reset_memory(frame, memory)
         acted = Acted({}, {}, {})
         for a in self.algorithms:
-            draws = None if greedy and a.greedy else {g: noise[g] for g in a.groups}
-            part = a.act(frame, {g: fresh[g] for g in a.groups}, draws, explore)
-            for whole, own in zip(acted, part, strict=True):
-                whole.update(own)
+            before = {g: zero_where(frame[g].start, memory[g]) for g in a.groups}
+            part = a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore)
+            acted = Acted(acted.actions | part.actions, acted.memory | part.memory, acted.extras | part.extras)
         return acted
 
 
