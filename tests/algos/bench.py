@@ -17,8 +17,9 @@ import torch
 
 from shoal.algos.base import Acted, Seat
 from shoal.algos.samples import Samples
+from shoal.kernels import native
 from shoal.nets.layers import NetConfig
-from shoal.ops import losses, native
+from shoal.ops import losses
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
 from shoal.training.loop import Loop
