@@ -116,8 +116,9 @@ def algorithms() -> str:
         for entry in entries:
             cls = entry.load()
             setting = ", ".join(f"`{k}` is `{v}`" for k, v in entry.settings.items()) or "defaults"
-            rows.append((f"`{entry.id}`", family, ", ".join(cls.takes), "any" if cls.pay == "any" else "common only", setting))
-    return table(("algorithm", "family", "actions", "pay", "settings of the name"), rows)
+            reward = "any" if cls.reward == "any" else "common only"
+            rows.append((f"`{entry.id}`", family, ", ".join(cls.takes), reward, setting))
+    return table(("algorithm", "family", "actions", "reward", "settings of the name"), rows)
 
 
 def algorithm_families() -> str:

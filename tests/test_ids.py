@@ -99,7 +99,7 @@ class Tiny({base}):
 @pytest.mark.parametrize(
     ("place", "family", "words"),
     [
-        ("tiny.py", "native", {"module": "shoal.envs.base", "name": "World", "base": "World"}),  # beside the adapters
+        ("tiny.py", "native", {"module": "shoal.envs.base", "name": "World", "base": "World"}),  # next to the adapters
         ("tiny.py", "native", {"module": "shoal.envs", "name": "base as b", "base": "b.World"}),
         ("tiny.py", "native", {"module": ".base", "name": "World", "base": "World"}),
         ("board/tiny.py", "board", {"module": "shoal.envs.base", "name": "World", "base": "World"}),
@@ -192,7 +192,7 @@ def test_a_base_class_by_attribute(tmp_path: Path) -> None:
     assert find("envs", str(path)).cls == "Mine"
 
 
-def test_nets_and_errors_beside_the_class_are_not_it(tmp_path: Path) -> None:
+def test_nets_and_errors_next_to_the_class_are_not_it(tmp_path: Path) -> None:
     path = tmp_path / "beside.py"
     path.write_text(
         "from torch import nn\nfrom shoal.envs.probe.probe_constant import ProbeConstant\n\n\n"

@@ -19,7 +19,7 @@ import torch
 
 import shoal
 from shoal.envs.conversions import describe, restored
-from shoal.envs.rows import Bench
+from shoal.envs.rows import RowRunner
 from shoal.envs.spaces import Moves, Observer
 from shoal.spec import UserError
 
@@ -42,7 +42,7 @@ class Small(gym.Env):
         return self.look(), self.info()
 
     def step(self, action):
-        reward, self.t = self.pay(action), self.t + 1
+        reward, self.t = self.reward(action), self.t + 1
         return self.look(), float(reward), False, self.t == 10, self.info()
 
     def info(self):
@@ -58,7 +58,7 @@ class Shifted(Small):
         self.symbol = int(self.np_random.integers(3))
         return self.symbol + 5
 
-    def pay(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), action
         return action == self.symbol + 1
 
@@ -73,13 +73,13 @@ class Column(Small):
         self.seen = self.np_random.uniform(-1, 1, (2, 2))
         return self.seen
 
-    def pay(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), action
         return (action[:, 0] * self.seen[0]).sum()
 
 
 class Camera(Small):
-    """A picture, height by width by channels, beside numbers; several choices, nested."""
+    """A picture, height by width by channels, and numbers; several choices, nested."""
 
     observation_space = spaces.Dict(camera=spaces.Box(0, 255, (12, 10, 3), np.uint8), imu=spaces.Box(-1, 1, (3,)))
     action_space = spaces.Dict(steer=spaces.Discrete(3, start=-1), pedals=spaces.MultiDiscrete([2, 4]))
@@ -90,7 +90,7 @@ class Camera(Small):
         self.imu = self.np_random.uniform(-1, 1, 3).astype(np.float32)
         return {"camera": camera, "imu": self.imu}
 
-    def pay(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action), action
         return action["steer"] * self.imu[0] + action["pedals"] @ self.imu[1:]
 
@@ -109,7 +109,7 @@ class Masked(Small):
     def info(self):
         return {"action_mask": self.legal}
 
-    def pay(self, action):
+    def reward(self, action):
         assert self.legal[action - 2], (self.legal, action)
         return action * self.seen[action - 2]
 
@@ -315,14 +315,14 @@ def play(case, own, folder):
     env = {"workers": 0, **case.config}
     run = shoal.train(case.algo, id, algo={"rollout": 20, **past}, net=net, env=env, out=folder, **QUICK)
     seeds: dict[int, int] = {}
-    begin = Bench._begin
+    begin = RowRunner._begin
 
-    def recorded(bench, i):
-        begin(bench, i)
-        seeds.setdefault(i, bench.begun[i])
+    def recorded(runner, i):
+        begin(runner, i)
+        seeds.setdefault(i, runner.begun[i])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bench, "_begin", recorded)
+        patch.setattr(RowRunner, "_begin", recorded)
         episodes = shoal.evaluate(run, EPISODES)
     policy = shoal.load(run)
     return Done(run, policy, episodes, case.loop(make, policy, [seeds[i] for i in range(EPISODES)]))
@@ -336,8 +336,8 @@ def test_a_raw_loop_earns_what_an_evaluation_did(done, name):
         for i, a in enumerate(g.agents):
             raw = torch.tensor([r[a] for r in played.returns], dtype=torch.float64)
             assert torch.allclose(episodes.returns[g.name][:, i], raw, atol=1e-4), a
-    learner_reward = {x for r in played.returns for x in r.values()}
-    assert len(learner_reward) > 1 or name in ("foraging", "start")  # what is always the same shows nothing
+    earned = {x for r in played.returns for x in r.values()}
+    assert len(earned) > 1 or name in ("foraging", "start")  # what is always the same shows nothing
 
 
 def test_a_policy_says_what_it_takes(done):
@@ -354,7 +354,7 @@ def test_a_policy_says_what_it_takes(done):
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("lives", "connect four")])
 def test_a_batch_is_its_worlds_one_by_one(done, name):
     """As Gymnasium's vector environments have it: every array has one dimension more."""
-    policy, calls = done[name].policy, [c for c in done[name].played.calls if c[2]]  # the first moments of episodes
+    policy, calls = done[name].policy, [c for c in done[name].played.calls if c[2]]  # the first steps of episodes
     many, infos = stacked([c[0] for c in calls]), stacked([c[1] for c in calls]) if name == "info masks" else None
     actions, memory = policy.act(many, None, infos)
     for b, call in enumerate(calls):
@@ -535,12 +535,12 @@ def test_draws_go_on_from_call_to_call(tmp_path):
     run = shoal.train("ippo", "simple_tag", team={"agent": "random"}, out=tmp_path / "r", algo={"rollout": 5}, **QUICK)
     policy = shoal.load(run)
     seen = {a: [0.1] * g.obs[0] for g in policy.spec.groups for a in g.agents}
-    active = [policy.act(seen)[0] for _ in range(60)]
-    assert len({a["agent_0"] for a in active}) == 5  # a uniform choice of 5 leaves one out once in 650,000 times
-    assert len({tuple(a.values())[:3] for a in active}) == 1  # the others are greedy
+    actions = [policy.act(seen)[0] for _ in range(60)]
+    assert len({a["agent_0"] for a in actions}) == 5  # a uniform choice of 5 leaves one out once in 650,000 times
+    assert len({tuple(a.values())[:3] for a in actions}) == 1  # the others are greedy
     assert len({tuple(policy.act(seen, sampled=True)[0].values())[:3] for _ in range(60)}) > 1
-    assert [policy.act(seen)[0] for policy in (shoal.load(run), shoal.load(run))] == active[:1] * 2
-    assert [shoal.load(run, seed=k).act(seen)[0]["agent_0"] for k in range(20)] != [active[0]["agent_0"]] * 20
+    assert [policy.act(seen)[0] for policy in (shoal.load(run), shoal.load(run))] == actions[:1] * 2
+    assert [shoal.load(run, seed=k).act(seen)[0]["agent_0"] for k in range(20)] != [actions[0]["agent_0"]] * 20
 
 
 # --- worlds in tensors, in the loops of the libraries that they are like ---

@@ -180,6 +180,12 @@ def update(a, batch):
     return a.update(prepare(a, batch))
 
 
+def td_targets(a, batch, value_tp1, value_t=None):
+    """What one that learns from a replay would learn towards in all steps of a batch, and which of it counts."""
+    a.chunk = len(batch.over)
+    return a.td_target(Samples(a, batch), value_tp1, value_t)
+
+
 def draw(a, rows, seed=0):
     """Uniform numbers to act by, of each group [rows, N, a.noise]."""
     generator = torch.Generator().manual_seed(seed)

@@ -2,18 +2,13 @@
 
 import pytest
 import torch
+from bench import collect, make_loop
 
 from shoal.algos.a2c import A2C
 from shoal.algos.ppo import PPO
+from shoal.algos.samples import Samples
 from shoal.ids import catalog
 from shoal.spec import UserError, tree_map
-from shoal.training.loop import Loop
-from shoal.training.settings import Settings, resolve
-
-
-def loop_of(name, env, config=None, /, **sections):
-    settings = Settings(name, env, {"envs": 8, "quiet": True, "steps": 10_000}, {"env": config or {}, **sections})
-    return Loop(resolve(settings))
 
 
 @pytest.mark.parametrize(
@@ -29,13 +24,12 @@ def loop_of(name, env, config=None, /, **sections):
 def test_one_step_is_that_of_ppo_with_one_epoch_and_one_minibatch(env, config, net):
     """-A log pi and -rho A have one gradient at rho = 1, where neither clip bites. The moments of Adam show the gradients."""
     algo = {"rollout": 16, "lam": 0.9, "entropy": 0.02, "critic": "own" if net else "world"}
-    mine = loop_of("a2c", env, config, algo=algo, net=net)
-    theirs = loop_of("ppo", env, config, algo={**algo, "epochs": 1, "minibatches": 1}, net=net).learners[0]
-    a, batch = mine.learners[0], mine.collector.collect(16)
-    mine.pay(batch)
+    loop = make_loop("a2c", env, env=config, algo=algo, net=net)
+    theirs = make_loop("ppo", env, env=config, algo={**algo, "epochs": 1, "minibatches": 1}, net=net).learners[0]
+    a, batch = loop.learners[0], collect(loop)
     assert a.draws(16, 8) == 0
     before = {k: x.clone() for k, x in a.named_parameters()}
-    told, theirs_told = a.update(tree_map(torch.clone, batch)), theirs.update(batch)
+    metrics, ppo_metrics = a.update(Samples(a, tree_map(torch.clone, batch))), theirs.update(Samples(theirs, batch))
     state = theirs.state_dict()
     compared = [k for k in a.state_dict() if k in state]
     assert len(compared) > 10
@@ -43,12 +37,12 @@ def test_one_step_is_that_of_ppo_with_one_epoch_and_one_minibatch(env, config, n
         torch.testing.assert_close(a.state_dict()[k], state[k], rtol=0, atol=1e-6, msg=k)
     assert all(not torch.equal(x, before[k]) for k, x in a.named_parameters() if "weights" in k)
     assert a.actor_optimiser.steps == 1
-    assert {"kl", "clip_fraction"} == set(theirs_told) - set(told)
-    assert all(abs(told[k] - theirs_told[k]) < 1e-5 for k in told if k != "policy_loss")
+    assert {"kl", "clip_fraction"} == set(ppo_metrics) - set(metrics)
+    assert all(abs(metrics[k] - ppo_metrics[k]) < 1e-5 for k in metrics if k != "policy_loss")
 
 
 def test_a_rollout_is_one_step_of_adam():
-    loop = loop_of("a2c", "probe_copy", algo={"rollout": 5})
+    loop = make_loop("a2c", "probe_copy", algo={"rollout": 5})
     a = loop.learners[0]
     for k in (1, 2, 3):
         loop.iterate()
@@ -64,7 +58,7 @@ def test_names_set_the_critic():
     }
     # two agents that see three numbers each
     for id, width in (("a2c", 3), ("ia2c", 3), ("maa2c", 6)):
-        a = loop_of(id, "probe_copy").learners[0]
+        a = make_loop(id, "probe_copy").learners[0]
         assert isinstance(a, A2C)
         assert a.critic.net.body.width_in == width
 
@@ -72,8 +66,8 @@ def test_names_set_the_critic():
 def test_a_rate_by_divergence_is_refused():
     for schedule in ("kl", "kl:0.01"):
         with pytest.raises(UserError, match=rf"--algo.lr-schedule is {schedule}, and A2C takes one step"):
-            loop_of("a2c", "probe_copy", algo={"lr_schedule": schedule})
-    assert loop_of("ppo", "probe_copy", algo={"lr_schedule": "kl"}).learners[0].lr_kl == 0.008
+            make_loop("a2c", "probe_copy", algo={"lr_schedule": schedule})
+    assert make_loop("ppo", "probe_copy", algo={"lr_schedule": "kl"}).learners[0].lr_kl == 0.008
 
 
 def test_it_knows_no_options_of_ratios_and_epochs():

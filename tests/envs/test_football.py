@@ -146,7 +146,7 @@ def test_the_place_of_the_ball(x: float, y: float, f: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "reward", "paid"),
+    ("owner", "reward", "learner_reward"),
     [
         (-1, 0, 0.175),  # 0.7 / 4
         (0, 0, 0.425),  # (0.7 + 1) / 4
@@ -283,14 +283,14 @@ def test_the_right_alone_reckons_its_own_goals() -> None:
     """Nobody but the right's agent moves by our will, and it stands still: gfootball's own left player scores."""
     with Play("academy_empty_goal_close", left=0, right=1, rewards="scoring,checkpoints") as play:
         play.reset(3)
-        learner_reward = 0.0
+        total = 0.0
         for _ in range(399):
             over = play.step(0)
-            learner_reward += float(play.out.reward["agents"][0])
+            total += float(play.out.reward["agents"][0])
             if over:
                 break
         assert play.out.terminated["agents"].all()
-        assert learner_reward == -1.0
+        assert total == -1.0
         assert play.stats() == {"success": 0.0, "goal_difference": -1.0}
 
 
@@ -363,10 +363,10 @@ def test_checkpoints_as_gfootball_has_them() -> None:
                 wrapper.env = SimpleNamespace(unwrapped=SimpleNamespace(observation=lambda seen=seen: seen))
                 scored = np.array([seen[0]["score"][0] - goals], np.float32)
                 goals = seen[0]["score"][0]
-                learner_reward = float(play.out.reward["agents"][0])
-                assert learner_reward == pytest.approx(float(wrapper.reward(scored)[0]), abs=1e-6)
-                total += learner_reward
-                times += learner_reward > 0
+                reward = float(play.out.reward["agents"][0])
+                assert reward == pytest.approx(float(wrapper.reward(scored)[0]), abs=1e-6)
+                total += reward
+                times += reward > 0
                 if over:
                     break
             assert total == pytest.approx(2.0, abs=1e-5)
@@ -374,7 +374,7 @@ def test_checkpoints_as_gfootball_has_them() -> None:
 
 
 @needs_football
-def test_shaping_is_paid_beside_the_reward() -> None:
+def test_shaping_is_added_to_the_reward_and_never_reported() -> None:
     for shape in ("ball", "ball+possession"):
         with Play("academy_empty_goal_close", left=1, right=1, shape=shape) as play:
             assert play.row.shapes

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.algos.optimiser import Optimiser
+from shoal.algos.samples import Samples
 from shoal.kernels import compiler, native
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops import distributions, losses, returns
@@ -124,10 +125,10 @@ def test_types_are_checked() -> None:
 
 def test_worlds_that_pay_in_doubles() -> None:
     one, no = draw(4, 2, 3), torch.zeros(4, 2, 3, dtype=torch.bool)
-    for fused in (True, False):
-        got = returns.gae(one.double(), one, one, no, no, 0.9, 0.9, fused=fused)
+    for kernels in (True, False):
+        got = returns.gae(one.double(), one, one, no, no, 0.9, 0.9, kernels=kernels)
         assert got.dtype == torch.float32
-        assert torch.equal(got, returns.gae(one, one, one, no, no, 0.9, 0.9, fused=fused))
+        assert torch.equal(got, returns.gae(one, one, one, no, no, 0.9, 0.9, kernels=kernels))
 
 
 def test_second_derivatives_are_refused() -> None:
@@ -208,7 +209,7 @@ def test_what_fits() -> None:
 
 def test_what_does_not_fit_is_done_plainly() -> None:
     net = perceptron(18, 5, 3, "id", "gelu")
-    net.fuse()
+    net.use_kernels()
     assert not net.fused
     assert net(draw(4, 3, 18)).shape == (4, 3, 5)
 
@@ -272,7 +273,7 @@ def test_gae_is_that_of_returns(t: int, b: int, n: int) -> None:
     whole, expanded = draw(t, b, n, seed=4) > 1, (draw(t, b, seed=5) > 1)[..., None].expand(t, b, n)
     for cut in (whole, expanded, torch.zeros_like(whole)):
         want = returns.gae(reward.double(), value_t.double(), value_tp1.double(), terminated, cut, 0.99, 0.95)
-        near(returns.gae(reward, value_t, value_tp1, terminated, cut, 0.99, 0.95, fused=True), want, 2e-6)
+        near(returns.gae(reward, value_t, value_tp1, terminated, cut, 0.99, 0.95, kernels=True), want, 2e-6)
 
 
 def masks(*shape: int) -> list[Tensor | None]:
@@ -283,9 +284,9 @@ def alike(loss: Callable[..., tuple[Tensor, dict[str, Tensor]]], of: int, *input
     """The sum, the gradient by the first `of` inputs and the means are those of plain operations in float64."""
     wide = [x.double().requires_grad_(k < of) for k, x in enumerate(inputs)]
     narrow = [x.clone().requires_grad_(k < of) for k, x in enumerate(inputs)]
-    (want, means), (got, fused) = loss(*wide, fused=False), loss(*narrow, fused=True)
-    assert fused.keys() == means.keys()
-    for a, b in ((got, want), *((fused[k], means[k]) for k in means)):
+    (want, want_means), (got, means) = loss(*wide, kernels=False), loss(*narrow, kernels=True)
+    assert means.keys() == want_means.keys()
+    for a, b in ((got, want), *((means[k], want_means[k]) for k in want_means)):
         near(a, b, 2e-6)
     for a, b in zip(torch.autograd.grad(3 * got, narrow[:of]), torch.autograd.grad(3 * want, wide[:of]), strict=True):
         near(a, b, 2e-6)
@@ -296,8 +297,8 @@ def test_the_loss_of_ppo(shape: tuple[int, ...]) -> None:
     log_prob, entropy, old, advantage = (0.3 * draw(*shape, seed=k) for k in range(4))
     for mask in masks(*shape):
 
-        def loss(a: Tensor, b: Tensor, c: Tensor, d: Tensor, fused: bool, mask: Tensor | None = mask) -> Any:
-            return losses.ppo(a, b, c, d, mask, 0.2, 0.01, fused)
+        def loss(a: Tensor, b: Tensor, c: Tensor, d: Tensor, kernels: bool, mask: Tensor | None = mask) -> Any:
+            return losses.ppo(a, b, c, d, mask, 0.2, 0.01, kernels)
 
         alike(loss, 2, log_prob, entropy, old, advantage)
         alike(loss, 2, old, entropy, old, advantage)  # ratios of one: no KL, nothing clipped, the whole gradient
@@ -305,7 +306,7 @@ def test_the_loss_of_ppo(shape: tuple[int, ...]) -> None:
 
 def test_an_approximate_kl_is_as_fine_as_it_is_small() -> None:
     log_prob, zero = torch.full((100,), 1e-4), torch.zeros(100)
-    _, means = losses.ppo(log_prob, zero, zero, zero, None, 0.2, 0.0, fused=True)
+    _, means = losses.ppo(log_prob, zero, zero, zero, None, 0.2, 0.0, kernels=True)
     assert means["kl"].item() == pytest.approx(5e-9, rel=1e-2)
 
 
@@ -317,8 +318,8 @@ def test_the_loss_of_values(shape: tuple[int, ...], clip: float | None, huber: f
     old = value + 0.3 * old
     for mask in masks(*shape):
 
-        def loss(a: Tensor, b: Tensor, c: Tensor, fused: bool, mask: Tensor | None = mask) -> Any:
-            return losses.value(a, b, c, mask, clip, huber, fused)
+        def loss(a: Tensor, b: Tensor, c: Tensor, kernels: bool, mask: Tensor | None = mask) -> Any:
+            return losses.value(a, b, c, mask, clip, huber, kernels)
 
         alike(loss, 1, value, old, target)
         alike(loss, 1, old, old, target)
@@ -329,14 +330,14 @@ def test_a_loss_that_is_not_a_number_is_seen(where: int) -> None:
     inputs = [0.3 * draw(50, seed=k) for k in range(4)]
     inputs[where][40] = float("nan")
     log_prob, entropy = inputs[0].requires_grad_(), inputs[1].requires_grad_()
-    total, means = losses.ppo(log_prob, entropy, inputs[2], inputs[3], None, 0.2, 0.01, fused=True)
+    total, means = losses.ppo(log_prob, entropy, inputs[2], inputs[3], None, 0.2, 0.01, kernels=True)
     assert total.isnan()
     if where != 1:
         assert means["policy_loss"].isnan()
         assert torch.autograd.grad(total, log_prob)[0].isnan().nonzero().tolist() == [[40]]
     if where < 3:
         value = inputs[0].detach().requires_grad_()
-        total, _ = losses.value(value, inputs[1].detach(), inputs[2], None, 0.2, None, fused=True)
+        total, _ = losses.value(value, inputs[1].detach(), inputs[2], None, 0.2, None, kernels=True)
         assert total.isnan()
         assert torch.autograd.grad(total, value)[0].isnan().nonzero().tolist() == [[40]]
 
@@ -344,8 +345,9 @@ def test_a_loss_that_is_not_a_number_is_seen(where: int) -> None:
 @pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.5, 0.0), (0.5, 0.1), (1e3, 0.0)])
 def test_steps_of_adam(clip: float | None, decay: float) -> None:
     nets = [perceptron(18, 5, 3, "id", "tanh") for _ in range(2)]
-    plain, fused = (Optimiser([net], 1e-2, decay, clip) for net in nets)
-    fused.fuse()
+    plain, fused = (Optimiser([net], 1e-2, decay, clip, kernels) for net, kernels in zip(nets, (False, True), strict=True))
+    assert plain._kernel is None
+    assert fused._kernel is not None
 
     def step(seed: int, times: float = 1.0, keep: bool | None = None) -> None:
         norms = []
@@ -389,18 +391,21 @@ def learner(mode: str, algo: str, env: str, share: str, reward: str = "own") -> 
 def test_updates_are_those_of_plain_operations(algo: str, env: str, reward: str, share: str) -> None:
     """Three iterations of sixteen steps of Adam each: weights differ by rounding alone."""
     plain, fused = (learner(mode, algo, env, share, reward) for mode in ("off", "fused"))
-    assert fused.learners[0].fused
-    assert not plain.learners[0].fused
+    a, plain_a = fused.learners[0], plain.learners[0]
+    assert a.kernels
+    assert all(m.fused for m in a.modules() if isinstance(m, MLP))
+    assert not plain_a.kernels
+    assert not any(m.fused for m in plain_a.modules() if isinstance(m, MLP))
     for _ in range(3):
         batch = plain.collector.collect(16)
-        plain.pay(batch)
-        batch.noise = torch.rand(plain.learners[0].draws(16, 8), generator=torch.Generator().manual_seed(6))
-        metrics, expected = fused.learners[0].update(batch), plain.learners[0].update(batch)
+        plain.shaping(batch)
+        batch.noise = torch.rand(plain_a.draws(16, 8), generator=torch.Generator().manual_seed(6))
+        metrics, expected = a.update(Samples(a, batch)), plain_a.update(Samples(plain_a, batch))
         assert metrics.keys() == expected.keys()
         for k, x in expected.items():
             assert torch.isclose(metrics[k], x, rtol=1e-3, atol=1e-5), k
-    for (k, a), b in zip(fused.learners[0].state_dict().items(), plain.learners[0].state_dict().values(), strict=True):
-        assert torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-4), k
+    for (k, x), y in zip(a.state_dict().items(), plain_a.state_dict().values(), strict=True):
+        assert torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-4), k
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -414,7 +419,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert not native.mlp_fits(18, (64, 64), 5)
     loop = learner("fused", "ippo", "simple_spread", "id")
     assert why in loop.remarks
-    assert not loop.learners[0].fused
+    assert not loop.learners[0].kernels
     loop.iterate()
     for f in caches:
         f.cache_clear()
@@ -457,7 +462,7 @@ def test_weights_that_stand_still_hand_the_gradient_on_and_have_none(n: int, sha
 
 def test_a_fused_module_that_is_frozen_passes_gradients_through() -> None:
     plain, fused = (perceptron(6, 1, 2, "id", "tanh", (16,)) for _ in range(2))
-    fused.fuse()
+    fused.use_kernels()
     assert fused.fused
     x, (first, *_) = draw(9, 2, 6), plain.weights
     grads = []

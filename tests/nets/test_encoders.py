@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.algos.observations import ties
-from shoal.nets.encoders import VECTOR, Attention, Crowd, Encoder, Entities, Image, Joined, kinds_of, parts_of
+from shoal.algos.samples import Samples
+from shoal.nets.encoders import AgentAttention, Attention, Encoder, Entities, Image, JointEncoder, kinds_of
 from shoal.nets.heads import Critic
 from shoal.nets.layers import NetConfig
+from shoal.nets.parts import VECTOR, parts_of
 from shoal.spec import Discrete, Frame, Group, Shape, Slots, UserError
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
@@ -124,34 +126,34 @@ def test_images_in_bfloat16_come_out_float32(share: str) -> None:
 
 @pytest.mark.parametrize("layer", ["32x8", "32/4", "ax3/1", "4x3/0", "0x3/1", "4x0/1", "-4x3/1", "4x3/1;8x3/1", ""])
 def test_convolutions_that_will_not_do(layer: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as e:
         Image((3, 9, 9), NAMES, NetConfig(convolutions=f"4x3/1,{layer}"), draw())
-    assert str(told.value) == f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4."
+    assert str(e.value) == f"--net.convolutions has {layer!r}: a layer is channels x kernel / stride, such as 32x8/4."
 
 
 @pytest.mark.parametrize(("shape", "text"), [((1, 9, 7), "4x8/4"), ((1, 9, 7), "4x3/1,4x6/1"), ((1, 4, 40), "16x3/1,32x3/2")])
 def test_images_that_are_too_small(shape: Shape, text: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as e:
         Image(shape, NAMES, NetConfig(convolutions="auto" if shape[2] == 40 else text), draw())
-    assert str(told.value) == f"--net.convolutions is {text}: an image of {shape[1]} x {shape[2]} is too small for it."
+    assert str(e.value) == f"--net.convolutions is {text}: an image of {shape[1]} x {shape[2]} is too small for it."
 
 
 # --- attention ---
 
 
 @pytest.mark.parametrize("share", OWNERS)
-@pytest.mark.parametrize("looked_at", [3, 1])
-def test_attention_is_pytorchs(looked_at: int, share: str) -> None:
+@pytest.mark.parametrize("sets", [3, 1])
+def test_attention_is_pytorchs(sets: int, share: str) -> None:
     """Of keys of each agent's own, or of the same for all."""
     attention = Attention(NAMES, NetConfig(attention_width=8, heads=2, share=share), draw())
-    own, keys, values = normal(6, 3, 8), normal(6, looked_at, 5, 8, seed=2), normal(6, looked_at, 5, 8, seed=3)
+    own, keys, values = normal(6, 3, 8), normal(6, sets, 5, 8, seed=2), normal(6, sets, 5, 8, seed=3)
     there = torch.rand(6, 1, 5, generator=draw(3)) < 0.6
     there[..., 0] |= ~there.any(-1)
     assert not there.all()
     everything, some = attention(own, keys, values), attention(own, keys, values, there)
     for i, owner in enumerate(OWNERS[share]):
         by_query, by_out = (m.weights[0].T if m.sets == 1 else m.weights[0][owner] for m in (attention.query, attention.out))
-        at = i if looked_at == 3 else 0
+        at = i if sets == 3 else 0
         parts = own[:, i, None] @ by_query, keys[:, at], values[:, at]  # [6, 1, 8], [6, 5, 8] twice
         q, k, v = (x.unflatten(-1, (2, 4)).transpose(1, 2) for x in parts)  # [6, heads, 1 or 5, 4]
         for out, mask in ((everything, None), (some, there[:, None])):
@@ -159,7 +161,7 @@ def test_attention_is_pytorchs(looked_at: int, share: str) -> None:
             torch.testing.assert_close(out[:, i], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_where_nothing_is_to_be_looked_at_everything_is_alike() -> None:
+def test_with_everything_masked_attention_is_even() -> None:
     attention = Attention(NAMES, NetConfig(attention_width=8, heads=2), draw())
     own, keys, values = normal(6, 3, 8), normal(6, 3, 5, 8, seed=2), normal(6, 3, 5, 8, seed=3)
     out = attention(own, keys, values, torch.zeros(6, 1, 5, dtype=torch.bool))
@@ -233,9 +235,9 @@ def test_an_observation_of_nothing_but_entities() -> None:
 
 @pytest.mark.parametrize("layout", [(), (Slots("self", 0, 1, 4),)])
 def test_without_entities_there_is_nothing_to_attend_to(layout: tuple[Slots, ...]) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as e:
         Encoder(group_of((4,), layout), NAMES, NetConfig(), draw(), attend=True)
-    assert str(told.value) == "the observations of 'us' have no layout of entities to attend to: take --net.attention none."
+    assert str(e.value) == "the observations of 'us' have no layout of entities to attend to: take --net.attention none."
     for other in ({"a": (2,), "b": (2,)}, (3, 9, 9)):
         with pytest.raises(UserError, match=r"^--net.attention takes flat observations, and those of 'us' are pictures or"):
             Encoder(group_of(other, layout), NAMES, NetConfig(), draw(), attend=True)
@@ -251,7 +253,7 @@ def attentive() -> Loop:
         batch = loop.collector.collect(loop.rollout)
         loop.shaping(batch)
         batch.noise = torch.rand(learner.draws(*batch.over.shape), generator=draw())
-        learner.update(batch)
+        learner.update(Samples(learner, batch))
     return loop
 
 
@@ -261,13 +263,13 @@ def frame_with(loop: Loop, obs: Tensor) -> Frame:
 
 
 @torch.no_grad()
-def test_a_learner_that_attends_does_not_mind_the_order_of_what_it_sees(attentive: Loop) -> None:
+def test_an_actor_that_attends_does_not_mind_the_order_of_what_it_sees(attentive: Loop) -> None:
     learner: Any = attentive.learners[0]
     (view,) = attentive.collector.frame.views.values()
     assert view.obs.shape == (8, 3, 18)
 
     def logits(obs: Any) -> Tensor:
-        return learner.actor(learner.observations.obs(frame_with(attentive, obs), 1)).logits[0]
+        return learner.actor(learner.observations.actor_input(frame_with(attentive, obs))).logits[0]
 
     (norm,) = learner.observations.norms.values()
     assert norm.count.item() > 0
@@ -285,7 +287,7 @@ def test_a_critic_that_attends_does_not_mind_the_order_of_the_others(attentive: 
     (view,) = attentive.collector.frame.views.values()
 
     def values(obs: Any) -> Tensor:
-        return learner.critic(learner.observations.seen(frame_with(attentive, obs), 1))
+        return learner.critic(learner.observations.critic_input(frame_with(attentive, obs)))
 
     before = values(view.obs)
     assert before.shape == (8, 3)
@@ -332,39 +334,39 @@ def test_an_image_alone_and_numbers_alone() -> None:
 # --- all agents' observations ---
 
 
-def test_joined_observations_in_numbers() -> None:
+def test_observations_end_to_end_in_numbers() -> None:
     """Two groups end to end, each agent after agent; the dead are zeros."""
     cats, dogs = Group("cats", "cats", ("a", "b"), (2,), Discrete(2)), Group("dogs", "dogs", ("c",), (3,), Discrete(2))
-    joined = Joined((cats, dogs), NetConfig(), draw())
-    assert joined.width == 2 * 2 + 3
+    joint = JointEncoder((cats, dogs), NetConfig(), draw())
+    assert joint.width == 2 * 2 + 3
     meow, woof = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]]), torch.tensor([[[9.0, 10, 11]], [[12, 13, 14]]])
     alive = torch.tensor([[True, True], [False, True]])
-    out = joined({"cats": (meow, alive), "dogs": (woof, None)})
+    out = joint({"cats": (meow, alive), "dogs": (woof, None)})
     assert out.tolist() == [[1, 2, 3, 4, 9, 10, 11], [0, 0, 7, 8, 12, 13, 14]]
-    assert joined({"cats": (meow * torch.nan, ~alive & alive), "dogs": (woof, None)})[0].tolist() == [0, 0, 0, 0, 9, 10, 11]
+    assert joint({"cats": (meow * torch.nan, ~alive & alive), "dogs": (woof, None)})[0].tolist() == [0, 0, 0, 0, 9, 10, 11]
 
 
-def test_joined_images_are_seen_by_one_net_for_all() -> None:
+def test_images_of_all_agents_go_through_one_net() -> None:
     picture = group_of((1, 5, 5))
-    joined = Joined((picture,), NetConfig(convolutions="4x3/1", share="none"), draw())
-    assert joined.width == 3 * 36
+    joint = JointEncoder((picture,), NetConfig(convolutions="4x3/1", share="none"), draw())
+    assert joint.width == 3 * 36
     x = normal(6, 1, 1, 5, 5).expand(6, 3, 1, 5, 5)
     alive = torch.tensor([True, False, True]).expand(6, 3)
-    first, second, third = joined({"us": ({"image": x}, alive)}).split(36, -1)
+    first, second, third = joint({"us": ({"image": x}, alive)}).split(36, -1)
     torch.testing.assert_close(first, third)
     assert first.abs().sum() > 0
     assert second.abs().sum() == 0
 
 
-def crowd_of(share: str, groups: tuple[Group, ...]) -> Critic:
+def attentive_critic(share: str, groups: tuple[Group, ...]) -> Critic:
     net = NetConfig((8,), share=share, attention_width=16)
-    return Critic(Crowd(groups, ("us",), net, draw()), NAMES, net, draw())
+    return Critic(AgentAttention(groups, ("us",), net, draw()), NAMES, net, draw())
 
 
 @pytest.mark.parametrize("share", OWNERS)
 def test_the_order_of_the_other_agents_is_no_matter(share: str) -> None:
     us, them = group_of((4,)), group_of((5,), name="them")
-    critic = crowd_of(share, (us, them))
+    critic = attentive_critic(share, (us, them))
     ours, theirs = normal(6, 3, 4), normal(6, 3, 5, seed=2)
 
     def values(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -379,7 +381,7 @@ def test_the_order_of_the_other_agents_is_no_matter(share: str) -> None:
         torch.testing.assert_close(values(ours[:, order], theirs)[:, i], before[:, i], rtol=0, atol=1e-6)
         assert (values(ours[:, order], theirs)[:, a] - before[:, a]).abs().min() > 1e-4  # who is somebody else
     torch.testing.assert_close(values(ours, theirs[:, [2, 0, 1]]), before, rtol=0, atol=1e-6)
-    for who in range(3):  # but what they see is looked at, by everybody
+    for who in range(3):  # but everybody attends to what they see
         other, another = ours.clone(), theirs.clone()
         other[:, who] += 1
         another[:, who] += 1
@@ -388,9 +390,9 @@ def test_the_order_of_the_other_agents_is_no_matter(share: str) -> None:
 
 
 @pytest.mark.parametrize("share", OWNERS)
-def test_the_dead_are_not_looked_at(share: str) -> None:
+def test_the_dead_are_not_attended_to(share: str) -> None:
     us, them = replace(group_of((4,)), mortal=True), group_of((5,), name="them")
-    critic = crowd_of(share, (us, them))
+    critic = attentive_critic(share, (us, them))
     ours, theirs = normal(6, 3, 4), normal(6, 3, 5, seed=2)
     alive = torch.tensor([True, False, True]).expand(6, 3)
     other = ours.clone()
@@ -400,5 +402,5 @@ def test_the_dead_are_not_looked_at(share: str) -> None:
     everybody = critic({"us": (ours, None), "them": (theirs, None)})
     assert torch.equal(everybody, critic({"us": (ours, alive | True), "them": (theirs, None)}))
     assert (everybody[:, [0, 2]] - before).abs().min() > 1e-4
-    alone = crowd_of(share, (us,))  # nobody is left, and nobody else is there
+    alone = attentive_critic(share, (us,))  # nobody is left, and nobody else is there
     assert alone({"us": (ours, alive & False)}).isfinite().all()

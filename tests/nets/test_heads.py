@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.nets.encoders import Encoder, Joined
+from shoal.nets.encoders import Encoder, JointEncoder
 from shoal.nets.heads import ActionCritic, Actor, Critic, Net, Noisy, QNetwork
 from shoal.nets.layers import MLP, NetConfig
 from shoal.ops.distributions import Choice, Normal, TanhNormal
@@ -115,7 +115,7 @@ def test_central_critic_without_sharing_is_a_net_an_agent() -> None:
     assert first.grad[0].abs().sum() == 0
 
 
-def test_own_critic_looks_at_its_own_agent_alone() -> None:
+def test_own_critic_sees_its_own_agent_alone() -> None:
     for share in SHARES:
         critic = Critic(4, 3, config(share), draw(), central=False)
         x = torch.randn(6, 3, 4, generator=draw(1))
@@ -182,9 +182,9 @@ def test_gains_of_actor_and_critic_are_the_lengths_of_their_last_rows() -> None:
     assert lengths == [pytest.approx([0.5] * 2), pytest.approx([3.0]), pytest.approx([3.0] * 3)]
     both = Actor(4, BOX, 3, NetConfig((8,), gain_actor=0.5, gain_critic=3.0, trunk="shared"), draw())
     assert body(both).weights[-1].norm(dim=1).tolist() == pytest.approx([0.5, 0.5, 3.0])
-    recalls = NetConfig((8,), gain_actor=0.5, gain_critic=3.0, memory="lstm")
-    assert Actor(4, BOX, NAMES, recalls, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([0.5] * 2)
-    assert Critic(4, NAMES, recalls, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([3.0])
+    remembers = NetConfig((8,), gain_actor=0.5, gain_critic=3.0, memory="lstm")
+    assert Actor(4, BOX, NAMES, remembers, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([0.5] * 2)
+    assert Critic(4, NAMES, remembers, draw()).net.out.weights[0].norm(dim=1).tolist() == pytest.approx([3.0])
     for w in body(Actor(4, BOX, 3, NetConfig((8,), gain_actor=0.5, share="none"), draw())).weights[-1]:  # [8, 2] of each agent
         assert w.norm(dim=0).tolist() == pytest.approx([0.5] * 2)
 
@@ -263,7 +263,7 @@ def test_a_module_of_ones_own_stands_in_for_the_perceptrons(mine: str) -> None:
     net = NetConfig((8,), module=f"{mine}:Mine")
     made: dict[str, Any] = {
         "actor": Actor(4, Discrete(5), NAMES, net, draw()),
-        "judging actor": Actor(4, Discrete(5), 3, NetConfig(trunk="shared", module=net.module), draw()),
+        "actor with values": Actor(4, Discrete(5), 3, NetConfig(trunk="shared", module=net.module), draw()),
         "critic": Critic(4, 3, net, draw()),
         "central critic": Critic(9, 3, net, draw(), central=True),
         "with memory": Critic(4, NAMES, NetConfig((8,), module=net.module, memory="gru", memory_width=6), draw()),
@@ -271,7 +271,7 @@ def test_a_module_of_ones_own_stands_in_for_the_perceptrons(mine: str) -> None:
     asked = {k: head.net.body.made_for for k, head in made.items()}
     assert asked == {
         "actor": (4, 5, 3),
-        "judging actor": (4, 6, 3),
+        "actor with values": (4, 6, 3),
         "critic": (4, 1, 3),
         "central critic": (9, 1, 3),  # what they share, for each agent
         "with memory": (4, 6, 3),  # what the memory takes in
@@ -317,9 +317,9 @@ WRONG = {
 
 @pytest.mark.parametrize("given", WRONG)
 def test_modules_that_will_not_do(given: str, mine: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as e:
         Net(4, 2, 3, NetConfig(module=given.replace("FILE", mine)), draw())
-    assert str(told.value) == WRONG[given].replace("FILE", mine)
+    assert str(e.value) == WRONG[given].replace("FILE", mine)
 
 
 # --- values of choices ---
@@ -461,33 +461,33 @@ def test_noisy_values_differ_with_the_noise_and_are_the_mean_without() -> None:
     assert net(x, noise=torch.tensor([0.0, 1.0] * 6 + [0.0]))[0].isfinite().all()
 
 
-# --- what moments and actions are worth ---
+# --- values of observations and actions ---
 
 
-def judge(
+def action_critic(
     encoder: Any = 4, agents: tuple[str, ...] = NAMES, net: NetConfig | None = None, central: bool = False, out: int = 1
 ) -> ActionCritic:
     return ActionCritic(encoder, 2, out, agents, net or config("plain"), draw(), 0.5, central)
 
 
-def layers(j: ActionCritic) -> Any:
-    assert isinstance(j.head.body, MLP)
-    return j.head.body.weights
+def layers(critic: ActionCritic) -> Any:
+    assert isinstance(critic.head.body, MLP)
+    return critic.head.body.weights
 
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("out", [1, 5])
 @pytest.mark.parametrize("lead", [(), (6, 5)])
-def test_a_judge_takes_actions_beside_what_is_seen(lead: tuple[int, ...], out: int, share: str) -> None:
-    j = judge(net=config(share), out=out)
+def test_actions_come_after_the_features(lead: tuple[int, ...], out: int, share: str) -> None:
+    critic = action_critic(net=config(share), out=out)
     x, a = torch.randn(*lead, 3, 4, generator=draw(1)), torch.randn(*lead, 3, 2, generator=draw(2))
-    features, after = j.see(x)
+    features, after = critic.features(x)
     assert features is x  # nothing to encode
     assert after == {}
-    q = j(features, a)
+    q = critic(features, a)
     assert q.shape == (*lead, 3, out)
-    first, last = layers(j)
-    both, body = torch.cat((x, a), -1), j.head.body
+    first, last = layers(critic)
+    both, body = torch.cat((x, a), -1), critic.head.body
     if share == "none":
         expected = torch.stack([torch.tanh(both[..., i, :] @ first[i]) @ last[i] for i in range(3)], -2)
     else:
@@ -496,8 +496,8 @@ def test_a_judge_takes_actions_beside_what_is_seen(lead: tuple[int, ...], out: i
     torch.testing.assert_close(q, expected)
 
 
-def test_a_judge_may_have_widths_of_its_own() -> None:
-    assert [tuple(w.shape) for w in layers(judge(net=NetConfig((8,), critic_hidden=(5, 7), share="plain")))] == [
+def test_a_critic_of_actions_may_have_widths_of_its_own() -> None:
+    assert [tuple(w.shape) for w in layers(action_critic(net=NetConfig((8,), critic_hidden=(5, 7), share="plain")))] == [
         (5, 6),
         (7, 5),
         (1, 7),
@@ -506,85 +506,85 @@ def test_a_judge_may_have_widths_of_its_own() -> None:
 
 @pytest.mark.parametrize("memory", ["gru", "lstm"])
 @pytest.mark.parametrize("agents", [NAMES, ("all",)])
-def test_a_judge_remembers_what_was_seen_whatever_is_done(memory: str, agents: tuple[str, ...]) -> None:
+def test_a_critic_of_actions_remembers_observations_alone(memory: str, agents: tuple[str, ...]) -> None:
     """Over a sequence as step by step, from a memory that is zero where an agent starts and held where it waits."""
     net, n = NetConfig((8,), memory=memory, memory_width=7, share="plain"), len(agents)  # type: ignore[arg-type]
-    j = judge(agents=agents, net=net)
-    assert j.memory is not None
+    critic = action_critic(agents=agents, net=net)
+    assert critic.memory is not None
     x, a = torch.randn(9, 2, n, 4, generator=draw(1)), torch.randn(9, 2, n, 2, generator=draw(2))
     start, active = torch.rand(9, 2, n, generator=draw(3)) < 0.3, torch.rand(9, 2, n, generator=draw(4)) < 0.7
     start[0], start[4], active[4] = False, True, True
-    before = {k: torch.randn(2, n, 7, generator=draw(5)) for k in j.memory.zero(2, torch.device("cpu"))}
-    features, after = j.see(x, before, start, active)
+    before = {k: torch.randn(2, n, 7, generator=draw(5)) for k in critic.memory.zero(2, torch.device("cpu"))}
+    features, after = critic.features(x, before, start, active)
     assert features is after["hidden"]
     at = before
     for t in range(9):
         at = {k: s.masked_fill(start[t][..., None], 0) for k, s in at.items()}
-        one, at = j.see(x[t], at, None, active[t])
+        one, at = critic.features(x[t], at, None, active[t])
         torch.testing.assert_close(features[t], one)
-        torch.testing.assert_close(j(features, a)[t], j(one, a[t]))
+        torch.testing.assert_close(critic(features, a)[t], critic(one, a[t]))
     torch.testing.assert_close(at["hidden"], after["hidden"][-1])
-    again, _ = j.see(x[4:], j.memory.zero(2, torch.device("cpu")), start[4:], active[4:])
+    again, _ = critic.features(x[4:], critic.memory.zero(2, torch.device("cpu")), start[4:], active[4:])
     torch.testing.assert_close(again, features[4:])  # all began anew in step 4
-    other, _ = j.see(x, j.memory.zero(2, torch.device("cpu")), start, active)
+    other, _ = critic.features(x, critic.memory.zero(2, torch.device("cpu")), start, active)
     assert (other[0] != features[0]).all()
-    first, last = layers(j)  # actions come after the memory
+    first, last = layers(critic)  # actions come after the memory
     assert first.shape == (8, 7 + 2)
-    torch.testing.assert_close(j(features, a), torch.tanh(torch.cat((features, a), -1) @ first.T) @ last.T)
-    inside = torch.tanh(x[0] @ j.body.weights[0].T)  # a layer, activated, before the memory
-    torch.testing.assert_close(j.see(x[0], before)[0], j.memory.step(inside, before)["hidden"])
+    torch.testing.assert_close(critic(features, a), torch.tanh(torch.cat((features, a), -1) @ first.T) @ last.T)
+    inside = torch.tanh(x[0] @ critic.body.weights[0].T)  # a layer, activated, before the memory
+    torch.testing.assert_close(critic.features(x[0], before)[0], critic.memory.step(inside, before)["hidden"])
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
-def test_one_judge_for_all_is_asked_of_many_actions_at_once(memory: str) -> None:
-    j = judge(agents=("all",), net=NetConfig((8,), memory=memory, memory_width=7), central=True)  # type: ignore[arg-type]
+def test_one_critic_for_all_values_many_actions_at_once(memory: str) -> None:
+    critic = action_critic(agents=("all",), net=NetConfig((8,), memory=memory, memory_width=7), central=True)  # type: ignore[arg-type]
     x, a = torch.randn(6, 5, 4, generator=draw(1)), torch.randn(6, 5, 3, 2, generator=draw(2))
-    state = None if j.memory is None else {"hidden": torch.randn(6, 5, 1, 7, generator=draw(3))}
-    features, _ = j.see(x, state)
+    state = None if critic.memory is None else {"hidden": torch.randn(6, 5, 1, 7, generator=draw(3))}
+    features, _ = critic.features(x, state)
     assert features.shape == (6, 5, 1, 4 if state is None else 7)
-    q = j(features, a)
+    q = critic(features, a)
     assert q.shape == (6, 5, 3, 1)
     for k in range(3):
-        torch.testing.assert_close(q[..., k : k + 1, :], j(features, a[..., k : k + 1, :]))
-    first, last = layers(j)
+        torch.testing.assert_close(q[..., k : k + 1, :], critic(features, a[..., k : k + 1, :]))
+    first, last = layers(critic)
     both = torch.cat((features[..., 0, :], a[..., 1, :]), -1)
     torch.testing.assert_close(q[..., 1, :], torch.tanh(both @ first.T) @ last.T)
     assert q.std(-2).min() > 0
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_a_central_judge_shows_all_agents_the_same(share: str) -> None:
-    j = judge(net=config(share), central=True)
+def test_a_central_critic_of_actions_shows_all_agents_the_same(share: str) -> None:
+    critic = action_critic(net=config(share), central=True)
     x, a = torch.randn(6, 5, 4, generator=draw(1)), torch.randn(6, 5, 3, 2, generator=draw(2))
-    features, _ = j.see(x)
+    features, _ = critic.features(x)
     assert torch.equal(features, x[..., None, :].expand(6, 5, 3, 4))
-    apart = judge(net=config(share))
-    torch.testing.assert_close(j(features, a), apart(features, a))
+    apart = action_critic(net=config(share))
+    torch.testing.assert_close(critic(features, a), apart(features, a))
     b = a.clone()
     b[..., 1, :] += 1
-    assert (j(features, a) != j(features, b))[..., 0].any(1).any(0).tolist() == [False, True, False]
+    assert (critic(features, a) != critic(features, b))[..., 0].any(1).any(0).tolist() == [False, True, False]
 
 
-def test_a_judge_of_pictures() -> None:
+def test_a_critic_of_actions_with_images() -> None:
     """Encoded once, before agents are a dimension where it is central, and before the memory."""
     net = NetConfig((8,), convolutions="2x3/1")
     group = Group("agents", "t", NAMES, (1, 5, 5), Discrete(2))
     x = torch.randint(0, 255, (6, 4, 3, 1, 5, 5), generator=draw(1), dtype=torch.uint8)
     a = torch.randn(6, 4, 3, 2, generator=draw(2))
     own = Encoder(group, NAMES, net, draw(3))
-    j = judge(own, net=net)
-    features, _ = j.see({"image": x})
+    critic = action_critic(own, net=net)
+    features, _ = critic.features({"image": x})
     assert torch.equal(features, own({"image": x}))
     assert features.shape == (6, 4, 3, own.width)
-    assert j(features, a).shape == (6, 4, 3, 1)
-    j(features, a).sum().backward()
+    assert critic(features, a).shape == (6, 4, 3, 1)
+    critic(features, a).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())  # it learns with the rest
-    joined = Joined((group,), net, draw(3))
+    joint = JointEncoder((group,), net, draw(3))
     views = {"agents": ({"image": x}, None)}
     for agents, n in ((NAMES, 3), (("all",), 1)):
-        features, _ = judge(joined, agents, net, central=True).see(views)
-        assert torch.equal(features, joined(views)[..., None, :].expand(6, 4, n, joined.width))
-    recalls = judge(own, net=NetConfig((8,), convolutions="2x3/1", memory="gru", memory_width=7))
-    assert recalls.memory is not None
+        features, _ = action_critic(joint, agents, net, central=True).features(views)
+        assert torch.equal(features, joint(views)[..., None, :].expand(6, 4, n, joint.width))
+    remembers = action_critic(own, net=NetConfig((8,), convolutions="2x3/1", memory="gru", memory_width=7))
+    assert remembers.memory is not None
     start = torch.zeros(6, 4, 3, dtype=torch.bool)
-    assert recalls.see({"image": x}, recalls.memory.zero(4, torch.device("cpu")), start)[0].shape == (6, 4, 3, 7)
+    assert remembers.features({"image": x}, remembers.memory.zero(4, torch.device("cpu")), start)[0].shape == (6, 4, 3, 7)

@@ -290,9 +290,9 @@ WRONG = {
 
 @pytest.mark.parametrize("share", WRONG)
 def test_shares_that_will_not_do(share: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as e:
         NetConfig(share=share).owners(NAMES)
-    assert str(told.value) == WRONG[share]
+    assert str(e.value) == WRONG[share]
 
 
 # --- precision ---
@@ -319,13 +319,13 @@ def test_products_in_bfloat16_leave_everything_else_float32(share: str, more: di
 # --- one kernel each way ---
 
 
-def test_only_what_the_kernel_does_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_nets_that_a_kernel_can_do_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "for_device", lambda device: SimpleNamespace(mlp_fits=lambda *shape: True))
     plain = [mlp("id"), mlp("plain"), mlp("none"), mlp("agent_0=a,agent_1=a,agent_2=a")]
     other = [mlp("id", layer_norm=True), mlp("none", precision="bf16"), mlp(MAPPED), mlp("id", last=True)]
     other.append(mlp("agent_0=a,agent_1=b,agent_2=c"))  # sets and ids both
     other.append(MLP(4, 2, NAMES, NetConfig((8,), share=MAPPED), torch.Generator().manual_seed(0), ids=False))
     for net in (*plain, *other):
-        net.fuse()
+        net.use_kernels()
     assert [net.fused for net in plain] == [True] * 4
     assert [net.fused for net in other] == [False] * 6

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.algos.onpolicy import Minibatch
+from shoal.algos.samples import Samples
 from shoal.nets.heads import Net
 from shoal.nets.layers import NetConfig
 from shoal.nets.memory import Memory, State
@@ -145,7 +147,7 @@ def test_who_starts_begins_from_zero_and_nobody_else(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_waits_neither_forgets_nor_learns(kind: str) -> None:
-    """Agent 0 moves in steps 0, 3 and 4: it remembers those, whatever it sees between; the others move all the time."""
+    """Agent 0 acts in steps 0, 3 and 4: it remembers those, whatever it sees between; the others act all the time."""
     memory, x, active = memory_of(kind), normal(6, B, N, F), torch.ones(6, B, N, dtype=torch.bool)
     active[[1, 2, 5], :, 0] = False
     junk = x.clone()
@@ -249,31 +251,31 @@ def test_chunks_of_a_learner_begin_from_the_memory_it_acted_with(
     sections: Any = {"algo": algo, "net": {"memory": kind, "memory_width": 8, "hidden": (8,)}}
     loop = Loop(resolve(Settings("mappo", env, {"envs": 8, "quiet": True, "steps": 10_000}, sections)))
     learner: Any = loop.learners[0]
-    (name,), told, policy_loss = learner.groups, [], learner.policy_loss
+    (name,), given, actor_loss = learner.groups, [], learner.actor_loss
 
-    def watched(log_prob: Tensor, entropy: Tensor, data: Any) -> Any:
-        told.append((log_prob.detach(), data))
-        return policy_loss(log_prob, entropy, data)
+    def watched(log_prob: Tensor, entropy: Tensor, minibatch: Minibatch) -> Any:
+        given.append((log_prob.detach(), minibatch))
+        return actor_loss(log_prob, entropy, minibatch)
 
-    monkeypatch.setattr(learner, "policy_loss", watched)
+    monkeypatch.setattr(learner, "actor_loss", watched)
     for _ in range(2):
-        told.clear()
+        given.clear()
         batch = loop.collector.collect(16)
         loop.shaping(batch)
         view, acted_with = batch.frame[name], loop.collector.memory[name]
-        obs, seen = learner.observations.obs(batch.frame, 2), learner.observations.seen(batch.frame)
-        *_, actors = learner.actor.unroll(obs, None, batch.memory[name]["actor"], view.start, view.active)
-        *_, critics = learner.critic.value(seen, batch.memory[name]["critic"], view.start, view.active)
+        observations, first = learner.observations, batch.memory[name]
+        *_, actors = learner.actor.unroll(observations.actor_input(batch.frame), None, first["actor"], view.start, view.active)
+        *_, critics = learner.critic.value(observations.critic_input(batch.frame), first["critic"], view.start, view.active)
         same({k: s[-1] for k, s in actors.items()}, acted_with["actor"])
         same({k: s[-1] for k, s in critics.items()}, acted_with["critic"])
         batch.noise = torch.rand(learner.draws(16, 8), generator=draw())
-        learner.update(batch)
+        learner.update(Samples(learner, batch))
     assert all(x.abs().sum() > 0 for x in tree_leaves(batch.memory))
-    assert [log_prob.shape[:2] for log_prob, _ in told] == [(chunk, 16 // chunk * 8 // 2)] * 4
-    for log_prob, data in told:
-        mask = data.get("mask", torch.ones_like(data["start"]))
-        assert mask.any()
-        assert not any(x.requires_grad for x in tree_leaves(data["memory"]))
-        value, _ = learner.critic.value(data["seen"], data["memory"]["critic"], data["start"], data.get("moves"))
-        torch.testing.assert_close(log_prob[mask], data["log_prob"][mask], rtol=0, atol=1e-6)
-        torch.testing.assert_close(value[mask], data["value"][mask], rtol=0, atol=1e-5)
+    assert [log_prob.shape[:2] for log_prob, _ in given] == [(chunk, 16 // chunk * 8 // 2)] * 4
+    for log_prob, minibatch in given:
+        active = torch.ones_like(minibatch.start) if minibatch.active is None else minibatch.active
+        assert active.any()
+        assert not any(x.requires_grad for x in tree_leaves(minibatch.memory))
+        value, _ = learner.critic.value(minibatch.critic_sees, minibatch.memory["critic"], minibatch.start, minibatch.remembers)
+        torch.testing.assert_close(log_prob[active], minibatch.log_prob[active], rtol=0, atol=1e-6)
+        torch.testing.assert_close(value[active], minibatch.value[active], rtol=0, atol=1e-5)

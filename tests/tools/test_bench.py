@@ -14,7 +14,7 @@ from shoal.tools.bench import EnvBench, TrainBench, bench_env, bench_train, trai
 FAST: dict[str, Any] = {"seconds": 0.01, "repeats": 2, "device": "cpu"}
 
 
-def test_stepping_in_both_modes_beside_the_reference() -> None:
+def test_stepping_in_both_modes_and_the_reference() -> None:
     result = bench_env("simple_spread", EnvBench(**FAST, rows=(2, 4), compile="fused"))
     shoal = [f"shoal, {n} rows, {mode}" for n in (2, 4) for mode in ("fused", "off")]
     assert list(result.rates) == [*shoal, "mpe2, bare stepping"]

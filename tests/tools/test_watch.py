@@ -166,7 +166,7 @@ def test_shots_go_episode_by_episode_and_show_the_return_so_far():
     assert len(set(marks)) == 3
 
 
-class Sample(ProbeTerminated):
+class DrawnProbe(ProbeTerminated):
     """Rows begin at a random step and end at the fifth; the step is drawn."""
 
     def draw(self, row=0):
@@ -174,7 +174,7 @@ class Sample(ProbeTerminated):
 
 
 def test_episodes_that_end_early_do_not_bleed():
-    env = Sample(Sample.Config(stagger=True), rows=6)
+    env = DrawnProbe(DrawnProbe.Config(stagger=True), rows=6)
     shots, episodes = film(env, random_players(env, "probe_terminated"), 3)
     lengths = episodes.lengths.long().tolist()
     assert len(set(lengths)) > 1
@@ -212,13 +212,13 @@ def test_a_gif_has_every_shot_for_its_time_in_its_colours(tmp_path):
         for i, shot in enumerate(shots):
             gif.seek(i)
             assert gif.info["duration"] == (1000 if i in (5, 11) else 100)
-            shown, sample = gif.convert("RGB"), shot.paint(300)
-            assert shown.size == sample.size
-            above = sample.height - 300
+            shown, painted = gif.convert("RGB"), shot.paint(300)
+            assert shown.size == painted.size
+            above = painted.height - 300
             for c in shot.sketch.circles:
                 if c.label and max(abs(c.x), abs(c.y)) < 1:
                     x, y = (round(v) for v in place(c.x, c.y, 300, shot.view))
-                    assert shown.getpixel((x, y + above)) == pytest.approx(sample.getpixel((x, y + above)), abs=4)
+                    assert shown.getpixel((x, y + above)) == pytest.approx(painted.getpixel((x, y + above)), abs=4)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["x.gif"]  # nothing left aside
 
 

@@ -27,14 +27,14 @@ from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError, tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, to_space
-from shoal.training.loop import Loop
+from shoal.training.shaping import Shaping
 from shoal.training.stats import EpisodeStats, MetricMeans, returns_of
 
 torch.set_num_threads(1)
 
 
 class Counter(Algorithm):
-    """Remembers how many steps ago an agent started, and leaves that number beside its actions."""
+    """Remembers how many steps ago an agent started, and returns that number with its actions, as an extra."""
 
     bare = False  # memory is a tensor, not a dict of them
     fixed: Any = None  # what it always does, where it is continuous
@@ -293,21 +293,21 @@ IDLE: list[tuple[type[Any], dict[str, Any]]] = [
 JUNK, GAMMA = 1000.0, 0.9
 
 
-class Knowing(nn.Module):
-    """A critic that knows what the observations of those who act are worth; whatever else is seen is worth JUNK to it."""
+class ExactCritic(nn.Module):
+    """A critic that knows the values of observations of agents that are active; the value of everything else is JUNK."""
 
     def __init__(self, known: dict[Any, float]):
         super().__init__()
         self.known, self.zero = known, nn.Parameter(torch.zeros(()))
 
-    def value(self, seen: Tensor, *memory: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        steps, rows, agents, _ = seen.shape
-        worth = [self.known.get((k % agents, tuple(obs)), JUNK) for k, obs in enumerate(seen.flatten(0, 2).tolist())]
-        return torch.tensor(worth).reshape(steps, rows, agents) + self.zero, {}
+    def value(self, obs: Tensor, *memory: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        steps, rows, agents, _ = obs.shape
+        values = [self.known.get((k % agents, tuple(x)), JUNK) for k, x in enumerate(obs.flatten(0, 2).tolist())]
+        return torch.tensor(values).reshape(steps, rows, agents) + self.zero, {}
 
 
-class Told(PPO):
-    """PPO that keeps the advantages it was told to learn from."""
+class KeepsAdvantage(PPO):
+    """PPO that keeps the advantages that its actor loss was given."""
 
     advantage: Tensor
 
@@ -317,7 +317,7 @@ class Told(PPO):
 
 
 class Exact:
-    """PPO on a probe, with a critic that knows the values of those who act."""
+    """PPO on a probe, with a critic that knows the values of active agents."""
 
     def __init__(self, cls: Any, settings: dict[str, Any], lam: float):
         self.env = cls(cls.Config(**settings), rows=6)
@@ -326,9 +326,9 @@ class Exact:
         spec, still = self.env.spec, {"epochs": 1, "minibatches": 1, "learning_starts": 10**9}
         as_is = {"normalise_obs": False, "normalise_value": False, "advantage_scope": "none"}
         config = PPO.Config(gamma=GAMMA, lam=lam, **still, **as_is)  # type: ignore[arg-type]
-        self.ppo = Told(Seat(spec, ("agents",), config, NetConfig(hidden=(4,)), torch.Generator().manual_seed(0)))
+        self.ppo = KeepsAdvantage(Seat(spec, ("agents",), config, NetConfig(hidden=(4,)), torch.Generator().manual_seed(0)))
         self.collector = Collector(self.env, Players(spec, [self.ppo]), torch.Generator().manual_seed(0))
-        self.ppo.critic = Knowing(self.known)  # type: ignore[assignment]
+        self.ppo.critic = ExactCritic(self.known)  # type: ignore[assignment]
 
     def collect(self, steps: int) -> tuple[Batch, Tensor]:
         batch = self.collector.collect(steps)
@@ -398,7 +398,7 @@ GROUPS = (Group("a", "a", ("a_0", "a_1"), (1,), Discrete(2)), Group("b", "b", ("
 HOWS = {"total": "sum", "final": "last", "average": "mean"}
 
 
-def tally_of(rows: int) -> EpisodeStats:
+def episode_stats_of(rows: int) -> EpisodeStats:
     return EpisodeStats(SimpleNamespace(spec=EnvSpec(GROUPS, stats=HOWS), rows=rows, device=torch.device("cpu")))  # type: ignore[arg-type]
 
 
@@ -440,11 +440,11 @@ class Brute:
 
 @pytest.mark.parametrize("p", [0.0, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("what", ["returns", "total", "final", "average"])
-def test_tally_is_a_loop_over_episodes(p: float, what: str) -> None:
+def test_episode_stats_are_a_loop_over_episodes(p: float, what: str) -> None:
     """Random rewards, stats and ends, over several collects of several lengths, taken now and then."""
     draw = torch.Generator().manual_seed(3)
     rows, taken = 6, 0
-    episode_stats, brute = tally_of(rows), Brute(rows)
+    episode_stats, brute = episode_stats_of(rows), Brute(rows)
     total = {g.name: torch.zeros(g.n, dtype=torch.float64) for g in GROUPS}
     for k, steps in enumerate([5, 1, 9, 4, 16, 7, 30]):
         rewards = {g.name: torch.randn(steps, rows, g.n, generator=draw) for g in GROUPS}
@@ -471,8 +471,8 @@ def test_tally_is_a_loop_over_episodes(p: float, what: str) -> None:
     assert taken == (0 if p == 0 else 4)
 
 
-def test_tally_by_hand() -> None:
-    episode_stats = tally_of(1)
+def test_episode_stats_by_hand() -> None:
+    episode_stats = episode_stats_of(1)
     zero = {s: torch.zeros(3, 1) for s in HOWS}
 
     def count(a: list[float], over: list[bool]) -> None:
@@ -500,8 +500,7 @@ def test_returns_have_three_names() -> None:
 
 
 def learner_reward(batch: Batch, env: World, reward: str) -> dict[str, Tensor]:
-    loop = SimpleNamespace(env=env, config=SimpleNamespace(reward=reward), shapers={}, now=torch.zeros((), dtype=torch.long))
-    Loop.pay(loop, batch)  # type: ignore[arg-type]
+    Shaping(env.spec, reward, {}, torch.zeros((), dtype=torch.long), 0)(batch)
     return batch.learner_reward
 
 

@@ -274,13 +274,13 @@ def test_fused_is_near() -> None:
 @cuda
 @pytest.mark.parametrize("cls", [PPO, DDQN])
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch, cls: Any) -> None:
-    """An iteration, or a lesson, of which the iteration stays captured; once, and the draws go on as they would have."""
+    """An iteration, or an update from a replay, beside which the iteration stays captured; once, and the draws go on as they would have."""
     plain, work = cls.update, {"rollout": 10, "algo": "ddqn", **PAST} if cls is DDQN else {}
     eager, captured = make("off", **work), make("graph", **work)
 
-    def looks(self: Any, batch: Any) -> dict[str, Tensor]:
-        assert batch.over.sum().item() >= 0
-        return plain(self, batch)
+    def looks(self: Any, samples: Any) -> dict[str, Tensor]:
+        assert samples.batch.over.sum().item() >= 0
+        return plain(self, samples)
 
     monkeypatch.setattr(cls, "update", looks)
     for _ in range(7):

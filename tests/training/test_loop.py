@@ -47,12 +47,12 @@ def test_shaping_is_paid_and_never_reported():
     loop = loop_of("probe_teams", shaped=True)
     batch = loop.collector.collect(16)
     loop.shaping(batch)
-    pay = batch.results["pair"]
-    assert pay.shaping is not None
-    assert pay.shaping.abs().sum() > 0
-    assert torch.equal(batch.learner_reward["pair"], pay.reward + pay.shaping)
+    result = batch.results["pair"]
+    assert result.shaping is not None
+    assert result.shaping.abs().sum() > 0
+    assert torch.equal(batch.learner_reward["pair"], result.reward + result.shaping)
     reported = loop.collector.episode_stats.take()["return/pair"]
-    assert float(reported) == pytest.approx(float(pay.reward.sum((0, 1)).mean() / batch.over.sum()))
+    assert float(reported) == pytest.approx(float(result.reward.sum((0, 1)).mean() / batch.over.sum()))
 
 
 def test_hooks_add_metrics_and_stop(tmp_path):
@@ -107,8 +107,8 @@ def test_stops_at_a_score_and_after_a_time(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     quick = ["--steps", "20000", "--envs", "8", "--eval.episodes", "4", "--log.tensorboard", "false", "--quiet"]
-    wild = ["--algo.lr", "1e30", "--algo.normalise-value", "false", "--algo.grad-clip", "none"]
-    assert main(["train", "mappo", "simple_spread", *quick, *wild, "--out", str(tmp_path / "r")]) == 1
+    diverging = ["--algo.lr", "1e30", "--algo.normalise-value", "false", "--algo.grad-clip", "none"]
+    assert main(["train", "mappo", "simple_spread", *quick, *diverging, "--out", str(tmp_path / "r")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("shoal: a loss was not finite")
     assert err.count("\n") == 1
@@ -173,9 +173,9 @@ def test_a_line_of_train_log_covers_all_since_the_last_one(tmp_path):
     half = shoal.train("ippo", "simple_tag", steps=640, until=160, out=tmp_path / "half", **SMALL, **sections)
     shoal.resume(half, quiet=True)
     lines = [x for x in (whole.path / "train.log").read_text().splitlines() if x.startswith("Step:")]
-    told = [re.search(r"r_t: (None|\[[^]]*\])", x)[1] for x in lines]
-    assert told[0] == "None"
-    for k, line in enumerate(told[1:]):
+    earned_lines = [re.search(r"r_t: (None|\[[^]]*\])", x)[1] for x in lines]
+    assert earned_lines[0] == "None"
+    for k, line in enumerate(earned_lines[1:]):
         mine = [x for x in whole.metrics if x["kind"] == "train" and 320 * k < x["step"] <= 320 * (k + 1)]
         assert len(mine) == 4
         earned = [sum(v) for g in ("adversary", "agent") for v in zip(*(x[f"reward_total/{g}"] for x in mine), strict=True)]

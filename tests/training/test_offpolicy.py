@@ -1,4 +1,4 @@
-"""Lessons: how many are owed and what is in one; the replay that learners share; its files beside a checkpoint."""
+"""Updates from a replay: how many are due and what is in one; the replay that learners share; its files by a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ from shoal.spec import (
     tree_map,
 )
 from shoal.training.loop import Loop
-from shoal.training.offpolicy import OffPolicyTrainer, Segments, batch_of, cost, make_replay, moments_of, remembered
+from shoal.training.offpolicy import (
+    OffPolicyTrainer,
+    Segments,
+    batch_of,
+    cost,
+    make_replay,
+    memory_to_store,
+    transitions_of,
+)
 from shoal.training.settings import Settings, resolve
 
 torch.set_num_threads(1)
@@ -43,7 +51,7 @@ SPEC = EnvSpec(
 
 
 def learner(groups: tuple[str, ...] = ("wolf",), **feed: Any) -> Any:
-    """Somebody who learns from a replay, as far as lessons know."""
+    """An algorithm that learns from a replay, as far as a trainer knows it."""
     given = {"batch": 4, "length": 1, "start": 10, "every": 2, "capacity": 24, **feed}
     return SimpleNamespace(feed=Replay(**given), groups=groups, needs_peers=False, variant=lambda: 0)
 
@@ -89,19 +97,19 @@ def same(a: Any, b: Any) -> bool:
     return len(xs) == len(ys) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
 
-# --- how many are owed ---
+# --- how many updates are due ---
 
 
-def trainer(rows: int = 2, teach: Any = None, **feed: Any) -> OffPolicyTrainer:
+def trainer(rows: int = 2, update: Any = None, **feed: Any) -> OffPolicyTrainer:
     algorithm = learner(**feed)
 
     def uniform(n: int) -> Tensor:
         return torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    return OffPolicyTrainer(algorithm, made(algorithm, rows), teach or (lambda a, b: None), uniform)
+    return OffPolicyTrainer(algorithm, made(algorithm, rows), update or (lambda a, b: None), uniform)
 
 
-def test_updates_are_owed_for_environment_steps_from_the_start_on() -> None:
+def test_updates_are_due_for_environment_steps_from_the_start_on() -> None:
     one = trainer(start=10, every=4)
     assert [one.updates_due(step) for step in (0, 9, 10, 13, 14, 17, 18, 30)] == [0, 0, 0, 0, 1, 1, 2, 5]
     many = trainer(start=10, every=0.5)  # two for every step
@@ -110,13 +118,13 @@ def test_updates_are_owed_for_environment_steps_from_the_start_on() -> None:
 
 @pytest.mark.parametrize("stride", [1, 3, 8, 21])
 @pytest.mark.parametrize(("every", "total"), [(4, 45), (0.25, 720), (2.5, 72), (7, 25)])
-def test_in_iterations_of_any_length_as_many_are_owed_in_all(stride: int, every: float, total: int) -> None:
+def test_in_iterations_of_any_length_as_many_are_due_in_all(stride: int, every: float, total: int) -> None:
     """To step 190 from 10 on; what an iteration leaves over the next one has."""
     one, steps = trainer(start=10, every=every), [*range(0, 190, stride), 190]
     assert sum(one.updates_due(b) - one.updates_due(a) for a, b in pairwise(steps)) == total
 
 
-def test_nothing_is_owed_before_a_sequence_is_whole() -> None:
+def test_no_update_is_due_before_a_sequence_is_whole() -> None:
     one = trainer(rows=3, start=0, every=1, length=4)
     assert one.start == 12  # four steps of three rows
     assert [one.updates_due(step) for step in (9, 12, 15)] == [0, 0, 3]
@@ -142,21 +150,21 @@ def test_weights_make_up_for_priorities_more_and_more() -> None:
     for step, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (200, 1.0)):
         one.set_schedules(Now(step, 100, 0))
         assert float(one.sampler.beta) == pytest.approx(beta)
-    trainer().set_schedules(Now(0, 100, 0))  # there is nothing to tune
+    trainer().set_schedules(Now(0, 100, 0))  # there is nothing to schedule
 
 
-def test_a_lesson_draws_teaches_and_writes_priorities_back() -> None:
-    taught: list[tuple[Any, Batch]] = []
+def test_an_update_draws_learns_and_writes_priorities_back() -> None:
+    given: list[tuple[Any, Batch]] = []
 
-    def teach(algorithm: Any, batch: Batch) -> Tensor:
-        taught.append((algorithm, batch))
+    def update(algorithm: Any, batch: Batch) -> Tensor:
+        given.append((algorithm, batch))
         return torch.tensor([7.0, 8.0, 9.0, 10.0])
 
-    one, b = trainer(teach=teach, alpha=1.0, length=3), rollout(8, 2)
-    one.replay.put(moments_of(b), remembered([one.algorithm], b.memory))
+    one, b = trainer(update=update, alpha=1.0, length=3), rollout(8, 2)
+    one.replay.put(transitions_of(b), memory_to_store([one.algorithm], b.memory))
     one.sampler.wrote(8)
     one()
-    (algorithm, batch), sampler = taught[0], one.sampler
+    (algorithm, batch), sampler = given[0], one.sampler
     assert algorithm is one.algorithm
     assert isinstance(sampler, Prioritised)
     assert batch.over.shape == (3, 4)
@@ -167,19 +175,19 @@ def test_a_lesson_draws_teaches_and_writes_priorities_back() -> None:
     assert float(sampler.top) == pytest.approx(10.0)
 
 
-def test_a_lesson_of_whole_episodes_says_what_is_filled() -> None:
-    taught: list[Batch] = []
-    one, b = trainer(teach=lambda _, batch: taught.append(batch), whole=True, length=4, batch=3), rollout(8, 2)
+def test_an_update_on_whole_episodes_says_what_is_filled() -> None:
+    given: list[Batch] = []
+    one, b = trainer(update=lambda _, batch: given.append(batch), whole=True, length=4, batch=3), rollout(8, 2)
     b.over = torch.zeros(8, 2, dtype=torch.bool)
     b.over[2, 0] = True  # one episode, of three steps
-    one.replay.put(moments_of(b), remembered([one.algorithm], b.memory))
+    one.replay.put(transitions_of(b), memory_to_store([one.algorithm], b.memory))
     one.sampler.wrote(8)
     one()
-    filled = taught[0].filled
+    filled = given[0].filled
     assert filled is not None
     assert filled.sum(0).tolist() == [3, 0, 0]
-    assert same(taught[0].frame["wolf"].obs[:3, 0], b.frame["wolf"].obs[:3, 0])
-    assert torch.equal(taught[0].memory["wolf"]["hidden"][0], b.memory["wolf"]["hidden"][0, 0])
+    assert same(given[0].frame["wolf"].obs[:3, 0], b.frame["wolf"].obs[:3, 0])
+    assert torch.equal(given[0].memory["wolf"]["hidden"][0], b.memory["wolf"]["hidden"][0, 0])
 
 
 # --- the replay that they share ---
@@ -189,7 +197,7 @@ def test_a_rollout_comes_back_as_a_batch() -> None:
     algorithm, b = learner(("wolf", "dog")), rollout(6, 2)
     replay = made(algorithm)
     assert (replay.steps, replay.rows) == (12, 2)  # 24 environment steps
-    replay.put(moments_of(b), remembered([algorithm], b.memory))
+    replay.put(transitions_of(b), memory_to_store([algorithm], b.memory))
     slot, row = torch.tensor([1, 3]), torch.tensor([1, 0])
     out = batch_of(*replay.windows(slot, row, 2))
 
@@ -224,24 +232,24 @@ def test_groups_are_known_by_name_and_not_by_order(what: str) -> None:
     replay = make_replay([learner(())], pair, tree_map(lambda x: x[0], seen), 1, 2, {})
     replay.allocate()
     setattr(b, what, dict(reversed(getattr(b, what).items())))
-    replay.put(moments_of(b), {})
+    replay.put(transitions_of(b), {})
     out = batch_of(*replay.windows(torch.tensor([0]), torch.tensor([0]), 1))
     assert (out.learner_reward["wolf"].item(), out.learner_reward["dog"].item()) == (1.0, 2.0)
     assert (out.actions["wolf"].item(), out.actions["dog"].item()) == (1, 2)
     assert (out.results["wolf"].terminated.item(), out.results["dog"].terminated.item()) == (False, True)
 
 
-def test_only_those_who_learn_from_the_past_are_remembered() -> None:
+def test_only_memory_of_those_who_learn_from_the_replay_is_stored() -> None:
     memory = {"wolf": 1, "sheep": 2, "dog": 3}
     fresh: Any = SimpleNamespace(feed=Rollout(8), groups=("sheep",), needs_peers=False)
-    assert remembered([learner(("wolf",)), fresh, learner(("dog",))], memory) == {"wolf": 1, "dog": 3}
+    assert memory_to_store([learner(("wolf",)), fresh, learner(("dog",))], memory) == {"wolf": 1, "dog": 3}
 
 
 def refused(*learners: Any, steps: int = 1, rows: int = 2) -> str:
     b = rollout(1, rows)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         make_replay(list(learners), SPEC, tree_map(lambda x: x[0], b.frame), steps, rows, tree_map(lambda x: x[0], b.memory))
-    return str(told.value)
+    return str(error.value)
 
 
 def test_replays_that_will_not_do() -> None:
@@ -408,8 +416,8 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     batch = batch_of(whole, before)
     view = batch.frame["agents"]
     with torch.no_grad():
-        seen = learner._observations("agents").actor_input(batch.frame)  # type: ignore[operator]
-        _, after = learner._q_net("agents")(seen, before["agents"], view.start, view.active)  # type: ignore[operator]
+        obs = learner._observations("agents").actor_input(batch.frame)  # type: ignore[operator]
+        _, after = learner._q_net("agents")(obs, before["agents"], view.start, view.active)  # type: ignore[operator]
     for t in range(1, 12):
         _, held = loop.replay.windows(torch.full((4,), t), row, 1)
         torch.testing.assert_close(held["agents"]["hidden"], after["hidden"][t - 1])

@@ -95,7 +95,7 @@ def test_a_restored_state_is_replayed_from() -> None:
         assert again or recordings_of(replayed)
 
 
-def test_recorded_updates_beside_a_host_world() -> None:
+def test_recorded_updates_with_a_host_world() -> None:
     replayed = make("graph", device="cpu", **HOST)
     assert_beside_a_host_world(make("off", device="cpu", **HOST), replayed)
     assert recordings_of(replayed)
@@ -159,7 +159,7 @@ def test_where_nobody_learns_from_a_replay_nothing_is_recorded_and_that_is_said(
     assert make("off", device="cpu").remarks == []
 
 
-def test_beside_a_hook_nothing_is_recorded(tmp_path: Path) -> None:
+def test_with_a_hook_nothing_is_recorded(tmp_path: Path) -> None:
     """It may change numbers of the host, which a recording would not notice."""
 
     class Watch(shoal.Hook):

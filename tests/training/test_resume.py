@@ -196,13 +196,14 @@ def test_an_opponent_is_kept_in_the_run(tmp_path):
 
 MINE = '''"""Moves right."""
 import torch
+from shoal.algos.base import Acted
 from shoal.algos.random import Random
 
 
 class Mine(Random):
     def act(self, frame, memory, noise, explore):
         actions = {g: torch.full(frame[g].active.shape, SIDE) for g in self.groups}
-        return actions, memory, {g: {} for g in self.groups}
+        return Acted(actions, memory, {g: {} for g in self.groups})
 '''
 
 

@@ -61,7 +61,7 @@ class TrainBench(Bench):
     rollout: int = 25  # steps between updates
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # pieces of a pass
-    batch: int = 256  # of those who learn from a replay: moments an update
+    batch: int = 256  # of those who learn from a replay: transitions an update
     every: float = 25  # and environment steps for each update
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of matrix products on CUDA
@@ -213,7 +213,7 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     if o.actions is not None:
         sections["env"] = {"actions": o.actions}
     run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
-    if find("algos", algo).load().pay == "common":
+    if find("algos", algo).load().reward == "common":
         run["reward"] = "team-mean"
     if replays(algo):
         sections["net"]["activation"] = "relu"
