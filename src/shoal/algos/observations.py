@@ -16,13 +16,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, cat_groups
+from shoal.algos.base import Algorithm
+from shoal.nets.config import NetConfig
 from shoal.nets.encoders import AgentAttention, Encoder, JointEncoder, counts_of, kinds_of
 from shoal.nets.heads import Critic
-from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running, normaliser
 from shoal.nets.parts import VECTOR, images_of, parts_of, vector_width
-from shoal.spec import EnvSpec, Frame, Group, UserError, View, tree_map, where_rows
+from shoal.spec import EnvSpec, Frame, Group, UserError, View
+from shoal.tree import cat_groups, tree_map, where_rows
 
 Scope = Literal["own", "team", "world"]
 CriticInput = Literal["state", "joined", "agent"]

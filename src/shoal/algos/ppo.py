@@ -133,7 +133,8 @@ class PPO(OnPolicy):
         for epoch, order in enumerate(orders):
             if epoch and c.advantage_every == "epoch":
                 self.compute_advantages(samples, batch)
-            critic_metrics = self.critic_slices(batch, fresh=not epoch or c.advantage_every != "rollout")
+            fresh = not epoch or c.advantage_every != "rollout"
+            critic_metrics = self.critic_slices(batch, fresh) if self.slices else {}
             for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
                 if c.advantage_every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)

@@ -166,8 +166,7 @@ class SAC(ActorCritic):
         surplus = metrics.pop("surplus")
         if self.alpha_optimiser is not None:
             loss = self.weights.log * surplus
-            count = loss.numel() if mask is None else mask.sum()
-            self.alpha_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
+            self.alpha_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), keep)
 
     def set_schedules(self, now: Now) -> None:
         super().set_schedules(now)

@@ -25,10 +25,13 @@ from torch import Tensor
 from torch.nn import ModuleDict
 
 from shoal.algos import deaths
-from shoal.algos.base import Algorithm, cat_groups, zero_where
+from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
 from shoal.ops.returns import unsettled_turns
-from shoal.spec import Batch, Frame, tree_map
+from shoal.spec import Batch, Frame
+from shoal.tree import cat_groups, tree_leaves, tree_map, zero_where
+
+SLAB = 1 << 17  # frames evaluated at once when values are computed
 
 
 class Samples:
@@ -227,3 +230,10 @@ def after_burn_in(batch: Batch, burn_in: int) -> Batch:
     b = batch
     steps = Batch(b.frame, b.next, b.actions, b.results, b.over, {}, {}, b.learner_reward, filled=b.filled)
     return tree_map(lambda x: x[burn_in:], steps)
+
+
+def in_slabs(net: Callable[[Any], tuple[Tensor, Any]], x: Any) -> tuple[Tensor, Any]:
+    """What a net without memory gives of inputs [T, B, ...], at most so many frames at once."""
+    steps, rows = tree_leaves(x)[0].shape[:2]
+    each = max(1, SLAB // rows)
+    return torch.cat([net(tree_map(lambda x, t=t: x[t : t + each], x))[0] for t in range(0, steps, each)]), {}

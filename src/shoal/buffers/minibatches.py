@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from shoal.spec import tree_map
+from shoal.tree import tree_map
 
 Rollout = TypeVar("Rollout")
 
@@ -17,7 +17,14 @@ def minibatches(rollout: Rollout, steps: int, rows: int, chunk: int, count: int,
     """A dataclass of trees of [T, B, ...] -> `count` of them, of [chunk, chunks, ...], taken in `order`; none: as they are.
     Of the field `memory`, what there was before each chunk's first step, [chunks, ...]."""
 
+    done: dict[int, Tensor] = {}  # what stands in several fields is taken once
+
     def chunks(x: Tensor) -> Tensor:
+        if id(x) not in done:
+            done[id(x)] = taken(x)
+        return done[id(x)]
+
+    def taken(x: Tensor) -> Tensor:
         if chunk == 1 and order is not None:  # one dimension less to select along: faster
             return x.flatten(0, 1).index_select(0, order)[None]
         x = x.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2)

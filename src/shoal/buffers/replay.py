@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.spec import UserError, tree_leaves, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_leaves, tree_map
 
 SHARE = 0.9  # of the memory that is free; the rest is for what learns
 

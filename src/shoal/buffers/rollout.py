@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.spec import UserError, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_map
 
 
 class RolloutBuffer:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Acted, Algorithm, zero_where
+from shoal.algos.base import Acted, Algorithm
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
+from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space
 from shoal.training.seeds import restore_generator
 from shoal.training.stats import EpisodeStats
+from shoal.tree import tree_leaves, tree_map, zero_where
 
 
 class Players:

@@ -13,7 +13,8 @@ from torch import Tensor
 from shoal.algos.optimiser import Optimiser
 from shoal.envs.base import Environment
 from shoal.ids import slug
-from shoal.spec import Box, Frame, NotFiniteError, Result, StoppedError, UserError, View, tree_leaves
+from shoal.spec import Box, Frame, NotFiniteError, Result, StoppedError, UserError, View
+from shoal.tree import tree_leaves
 
 if TYPE_CHECKING:
     from shoal.training.loop import Loop

@@ -17,9 +17,10 @@ from torch import Tensor
 from shoal.algos.base import Algorithm, Replay
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform, size
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, EnvSpec, Frame, Result, UserError, tree_leaves
+from shoal.spec import Batch, EnvSpec, Frame, Result, UserError
 from shoal.training import checkpoint
 from shoal.training.collect import Collector
+from shoal.tree import tree_leaves
 
 PIECE = 1 << 28  # bytes that are copied at once
 Update = Callable[[Algorithm, Batch], Tensor | None]  # of one learner; it returns the priorities

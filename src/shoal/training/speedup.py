@@ -25,10 +25,10 @@ from shoal.kernels.compiler import keep_memory
 from shoal.kernels.graph import Launcher, capture
 from shoal.kernels.recording import Recording
 from shoal.ops.kernels import for_device
-from shoal.spec import tree_leaves, tree_map
 from shoal.training.offpolicy import OffPolicyTrainer
 from shoal.training.settings import RunConfig, most_compiled
 from shoal.training.state import load_replay_state, replay_state
+from shoal.tree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from shoal.training.loop import Loop
