@@ -63,6 +63,7 @@ class Observations(nn.Module):
         self.zero_dead = owner.returns_after_death if zero_dead is None else zero_dead
         self.spec, self.groups, self.scope, self.input_kind, self.net = spec, groups, scope, critic_input, net
         self.agents = tuple(a for g in groups for a in spec[g].agents)
+        self.own = {g: spec[g] for g in groups}
         self.central = scope != "own"
         if scope == "team" and len({spec[g].team for g in groups}) > 1:
             raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")
@@ -132,7 +133,7 @@ class Observations(nn.Module):
     def actor_input(self, frame: Frame, cache: Cache | None = None) -> Any:
         """[..., N, *] every agent's own observation."""
         at = frame[self.groups[0]].active.dim() - 1
-        return cat_groups(self.groups, lambda g: self._own(frame[g], self.spec[g], cache), at)
+        return cat_groups(self.groups, lambda g: self._own(frame[g], self.own[g], cache), at)
 
     def critic_input(self, frame: Frame, cache: Cache | None = None) -> Any:
         """[..., N, *], or [..., S] where the critic is central, or what its encoder joins."""

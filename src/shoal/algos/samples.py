@@ -41,6 +41,7 @@ class Samples:
         self.whole = self if whole is None else whole  # of all groups of the learner
         self.later = batch if not learner.burn_in else after_burn_in(batch, learner.burn_in)  # the burn-in left out
         self.frame, self.noise, self.weight = self.later.frame, batch.noise, batch.weight
+        self.values_dead = learner.returns_after_death and not learner.as_one
         filled = self.later.filled
         self.filled = None if filled is None else filled[..., None]  # [T, B, 1] what belongs to the sequences; none: all
         known: Any = getattr(learner, "observations", None)  # one for all groups, or one for each
@@ -63,7 +64,7 @@ class Samples:
         """The true next frames, as values see them."""
         if self.whole is not self:
             return self.whole.next_frame
-        return deaths.next_frame(self) if self.learner.values_dead else self.later.next
+        return deaths.next_frame(self) if self.values_dead else self.later.next
 
     @cached_property
     def actor_input(self) -> Any:
@@ -98,7 +99,7 @@ class Samples:
     @cached_property
     def action(self) -> Tensor:
         """[T, B, N] or [T, B, N, D]."""
-        return self.cat(partial(deaths.action, self) if self.learner.values_dead else self.later.actions.__getitem__)
+        return self.cat(partial(deaths.action, self) if self.values_dead else self.later.actions.__getitem__)
 
     def extra(self, name: str) -> Tensor:
         """[T, B, N, ...] what `act` left beside each action."""
@@ -157,7 +158,7 @@ class Samples:
         """[T, B, N] where a trace is cut: the episode is over, or the agent is gone from the next frame."""
         if self.learner.returns_after_death:
             return self.cat(lambda g: deaths.team_ends(self, g)[1])
-        over = self.later.over[..., None].expand(*self.later.over.shape, sum(self.spec[g].n for g in self.groups))
+        over = self.later.over[..., None].expand_as(self.scaled_reward)
         return over | ~self.cat(lambda g: self.later.next[g].alive) if self.learner.has_inactive else over
 
     @cached_property

@@ -68,10 +68,6 @@ class Net(nn.Module):
         self.memory = Memory(inside, agents, net, generator)
         self.out = affine(net.memory_width, width_out, agents, net, generator, gain)
 
-    @property
-    def fused(self) -> bool:
-        return isinstance(self.body, MLP) and self.body.fused
-
     def zero_memory(self, rows: int, device: torch.device) -> State:
         """Of agents that start: [B, N, ...]; empty without memory."""
         return {} if self.memory is None else self.memory.zero(rows, device)
@@ -109,10 +105,10 @@ class Actor(nn.Module):
         log_std: float = 0.0,
     ):
         super().__init__()
-        self.space, self.squash, self.judges = space, squash, net.trunk == "shared"
+        self.space, self.squash, self.values = space, squash, net.trunk == "shared"
         self.params = distributions.params_of(space)
-        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.judges else net.gain_actor
-        self.net = Net(encoder, self.params + self.judges, agents, net, generator, gain)
+        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.values else net.gain_actor
+        self.net = Net(encoder, self.params + self.values, agents, net, generator, gain)
         if isinstance(space, Box):
             owners = net.owners(agents)
             self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
@@ -137,12 +133,12 @@ class Actor(nn.Module):
     ) -> tuple[Any, Tensor | None, State]:
         """The distribution, the value where the trunk is shared, and the memory after: see `Net`."""
         out, after = self.net(x, state, start, active)
-        params = out[..., : self.params].contiguous() if self.judges else out
+        params = out[..., : self.params].contiguous() if self.values else out
         log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
         if log_std is not None and self.owners is not None:
             log_std = log_std[self.owners]
-        pi = distributions.make(self.space, params, legal, log_std, self.squash, self.net.fused)
-        return pi, out[..., self.params] if self.judges else None, after
+        pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
+        return pi, out[..., self.params] if self.values else None, after
 
     def value(
         self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None

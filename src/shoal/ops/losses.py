@@ -86,11 +86,8 @@ def value(
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """1 - Var(target - value) / Var(target): one is perfect, zero no better than the mean."""
-
-    def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-    return 1 - variance(target - value) / variance(target).clamp(min=1e-8)
+    error, spread = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (target - value, target))
+    return 1 - error / spread.clamp(min=1e-8)
 
 
 def active_count(x: Tensor, mask: Tensor | None) -> Any:

@@ -20,7 +20,7 @@ from shoal.log.console import Display
 from shoal.log.logger import Logger
 from shoal.log.report import Facts
 from shoal.spec import Batch, UserError
-from shoal.training.collect import Collector
+from shoal.training.collect import make_collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.finite import FirstNotFinite
 from shoal.training.hooks import Hook, Hooks
@@ -66,7 +66,7 @@ class LoopParts(ABC):
         self.draws_globally = bool(shapers) or any(
             a.net.module is not None for a in self.learners
         )  # code of the user's own may
-        self.collector = Collector(self.env, self.players, generator(seed, "collect", device=device))
+        self.collector = make_collector(self.env, self.players, generator(seed, "collect", device=device))
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
         self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line
