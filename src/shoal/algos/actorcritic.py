@@ -85,6 +85,7 @@ class ActorCritic(OffPolicy, ABC):
         self.central = self.observations.central
         self.around = [g.name for g in self.observations.around] if self.central else list(self.groups)
         self.others = [g for g in self.around if g not in self.groups]
+        self.needs_peers, self.varies = bool(self.others), c.delay > 1
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
         self.as_one = self.observations.together and spec.common and not self.q_of_choices and not apart  # one critic for all
         self.actor = self.make_actor(generator)
@@ -126,10 +127,6 @@ class ActorCritic(OffPolicy, ABC):
     @property
     def nets(self) -> dict[str, nn.Module]:
         return {"actor": self.actor, "critic": self.critics, "target_critic": self.target.module}
-
-    @property
-    def needs_peers(self) -> bool:
-        return bool(self.others)
 
     # --- hooks ---
 
@@ -252,7 +249,7 @@ class ActorCritic(OffPolicy, ABC):
         return {**metrics, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
 
     def variant(self) -> int:
-        if self.config.delay == 1 or self.target.updates.is_cuda:
+        if self.target.updates.is_cuda:
             return 0
         self.due = bool((self.target.updates + 1) % self.config.delay == 0)
         return 1 + self.due

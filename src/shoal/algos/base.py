@@ -196,8 +196,10 @@ class Algorithm(nn.Module, ABC):
         """Set what is scheduled, by filling tensors."""
         return None
 
+    varies: bool = False  # its updates are of several kinds
+
     def variant(self) -> int:
-        """Asked before an update where tensors can be looked at: which kind of update it will be, if there are several."""
+        """If so, asked before an update where tensors can be looked at: which kind it will be."""
         return 0
 
     def update_statistics(self, batch: Batch) -> None:
@@ -215,11 +217,7 @@ class Algorithm(nn.Module, ABC):
     # --- others who play the world ---
 
     peers: Mapping[str, Algorithm] = {}  # who plays each group of the world, itself among them
-
-    @property
-    def needs_peers(self) -> bool:
-        """Whether its update asks its peers for their actions."""
-        return False
+    needs_peers: bool = False  # its update asks them for their actions
 
     @torch.no_grad()
     def target_actions(self, batch: Batch, group: str, noise: dict[str, Tensor] | None = None, now: bool = False) -> Tensor:

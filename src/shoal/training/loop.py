@@ -24,8 +24,8 @@ from shoal.log.console import Display, clock, short
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
+from shoal.training.diverged import check_finite
 from shoal.training.evaluate import AbandonedError
-from shoal.training.finite import check_finite
 from shoal.training.offpolicy import memory_to_store, transitions_of
 from shoal.training.parts import LoopParts
 from shoal.training.seeds import global_seed
@@ -86,6 +86,10 @@ class Loop(LoopParts):
         priority = metrics.pop("priority", None)
         self.means.add(",".join(learner.groups), metrics)
         return priority
+
+    def uniform(self, count: int) -> Tensor:
+        """Numbers to draw from the replay with."""
+        return torch.rand(count, dtype=torch.float64, generator=self.update_noise, device=self.env.device)
 
     # --- a run ---
 

@@ -24,10 +24,11 @@ from shoal.training.collect import make_collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.finite import FirstNotFinite
 from shoal.training.hooks import Hook, Hooks
-from shoal.training.offpolicy import Segments, cost, make_trainers
+from shoal.training.offpolicy import cost, make_trainers
 from shoal.training.players import load_weights, make_players, recorded_players, rollout_steps
 from shoal.training.run import Run
 from shoal.training.seeds import generator
+from shoal.training.segments import Segments
 from shoal.training.settings import Resolved
 from shoal.training.shaping import Shapers, Shaping, shapers_of
 from shoal.training.speedup import set_threads, speed_up
@@ -83,7 +84,7 @@ class LoopParts(ABC):
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
         self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
-        self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self._uniform)
+        self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
         self.remarks += [cost(self.replay)] if self.replay is not None else []
         self.on_device: Callable[[], None] = self.iteration
         self.on_device_updates: list[Callable[[], None]] = [*self.trainers]
@@ -96,6 +97,9 @@ class LoopParts(ABC):
 
     @abstractmethod
     def iteration(self) -> None: ...
+
+    @abstractmethod
+    def uniform(self, count: int) -> Tensor: ...
 
     @abstractmethod
     def update(self, learner: Algorithm, batch: Batch) -> Tensor | None: ...
@@ -124,9 +128,6 @@ class LoopParts(ABC):
             return evaluate(self.eval_env, self.players, *how, longest=e.longest, abandon=self.leaving)
         finally:
             self.evaluating = False
-
-    def _uniform(self, count: int) -> Tensor:
-        return torch.rand(count, dtype=torch.float64, generator=self.update_noise, device=self.env.device)
 
     def _due(self, before: int, every: int | str, share: int) -> bool:
         """Whether this iteration crossed a multiple of `every`, or ended the run. Host counts alone decide."""

@@ -24,8 +24,7 @@ from torch.nn.functional import pad
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body, at_least
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 from shoal.spec import UserError
 
 KINDS = (  # colours of the kinds: blue, orange, green, red, purple, brown

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import BLUE, RED, Body, at_least
-from shoal.envs.mpe.geometry import length, nearest
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.geometry import nearest
+from shoal.envs.mpe.world import Parts, Scenario, length
 
 
 class SimpleAdversary(Scenario):

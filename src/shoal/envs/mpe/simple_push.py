@@ -13,8 +13,7 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 
 MARKS = ((0.1, 0.9, 0.1), (0.1, 0.1, 0.9))  # colours of the landmarks
 GOOD = ((0.25, 0.75, 0.25), (0.25, 0.25, 0.75))  # colours of the agent, by its goal

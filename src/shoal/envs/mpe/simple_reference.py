@@ -14,8 +14,7 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 from shoal.spec import UserError
 
 MARKS = ((0.75, 0.25, 0.25), (0.25, 0.75, 0.25), (0.25, 0.25, 0.75))  # colours of the landmarks

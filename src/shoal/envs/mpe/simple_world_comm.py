@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.envs.base import State
 from shoal.envs.mpe.bodies import Body, at_least
-from shoal.envs.mpe.geometry import fence, pick
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.geometry import fence
+from shoal.envs.mpe.world import Parts, Scenario, pick
 
 
 class SimpleWorldComm(Scenario):

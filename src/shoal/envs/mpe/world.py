@@ -30,7 +30,6 @@ from shoal.envs.base import Move, State, World
 from shoal.envs.drawing import Color, Sketch
 from shoal.envs.mpe.bodies import Body
 from shoal.envs.mpe.drawing import sketch
-from shoal.envs.mpe.geometry import length, pick, span
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, Slots, Space, UserError
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
@@ -301,3 +300,17 @@ def _layout(parts: Parts) -> tuple[int, tuple[Slots, ...]]:
             layout.append(Slots(entity, at, count, width))
         at += count * width
     return at, tuple(layout)
+
+
+def length(x: Tensor) -> Tensor:
+    return x.square().sum(-1).sqrt()
+
+
+def span(members: Sequence[int]) -> slice:
+    """Neighbouring indices as a slice: a view, where a list of indices would copy."""
+    return slice(members[0], members[-1] + 1) if members else slice(0, 0)
+
+
+def pick(x: Tensor, which: Tensor) -> Tensor:
+    """x[:, which], [B, m, w] -> [B, *which, w]; on a CPU several times faster than indexing."""
+    return x.index_select(1, which.flatten()).unflatten(1, which.shape)
