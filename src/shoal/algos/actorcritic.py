@@ -85,7 +85,7 @@ class ActorCritic(OffPolicy, ABC):
         self.central = self.observations.central
         self.around = [g.name for g in self.observations.around] if self.central else list(self.groups)
         self.others = [g for g in self.around if g not in self.groups]
-        self.needs_peers, self.varies = bool(self.others), c.delay > 1
+        self.needs_peers = bool(self.others)
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
         self.as_one = self.observations.together and spec.common and not self.q_of_choices and not apart  # one critic for all
         self.actor = self.make_actor(generator)
@@ -249,7 +249,7 @@ class ActorCritic(OffPolicy, ABC):
         return {**metrics, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
 
     def variant(self) -> int:
-        if self.target.updates.is_cuda:
+        if self.config.delay == 1 or self.target.updates.is_cuda:
             return 0
         self.due = bool((self.target.updates + 1) % self.config.delay == 0)
         return 1 + self.due

@@ -196,10 +196,8 @@ class Algorithm(nn.Module, ABC):
         """Set what is scheduled, by filling tensors."""
         return None
 
-    varies: bool = False  # its updates are of several kinds
-
     def variant(self) -> int:
-        """If so, asked before an update where tensors can be looked at: which kind it will be."""
+        """Asked before an update where tensors can be looked at: which kind of update it will be, if there are several."""
         return 0
 
     def update_statistics(self, batch: Batch) -> None:

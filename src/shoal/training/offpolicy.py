@@ -52,8 +52,7 @@ class OffPolicyTrainer:
 
     def __call__(self) -> None:
         """One update."""
-        if self.algorithm.varies:
-            self.algorithm.variant()
+        self.algorithm.variant()
         self.update_once()
 
     def update_once(self) -> None:

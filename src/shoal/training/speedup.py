@@ -188,7 +188,7 @@ class Recorded:
         self.recordings: dict[int, Recording | None] = {}  # variant -> none: it ran once
 
     def __call__(self) -> None:
-        variant = self.trainer.algorithm.variant() if self.trainer.algorithm.varies else 0
+        variant = self.trainer.algorithm.variant()
         if (made := self.recordings.get(variant)) is not None:
             return made.replay()
         if variant not in self.recordings:

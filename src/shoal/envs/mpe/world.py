@@ -250,28 +250,23 @@ class Scenario(World, ABC):
         """Actions -> pushes [B, agents, 2] and messages [B, agents, words]."""
         pushes, messages, thrust = [], [], self.thrust(state)
         for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
-            body, a, at = self.agents[members[0]], actions[g.name], span(members)
-            push, message = self.stillness[:, at], self.silence[:, at]
-            if g.action.kind == "continuous":
-                a = a.to(self.dtype)
-                if body.movable:
-                    push = torch.stack((a[..., 2] - a[..., 1], a[..., 4] - a[..., 3]), -1) * thrust[..., at, :]
-                if not body.silent:
-                    message = a[..., a.shape[-1] - self.words :]
-            else:
-                if g.action.kind == "multi-discrete":
-                    step, word = a[..., 0], a[..., 1]
-                elif body.movable and not body.silent:
-                    step, word = a % len(MOVES), a // len(MOVES)
-                else:
-                    step = word = a
-                if body.movable:
-                    push = self.moves[step] * thrust[..., at, :]
-                if not body.silent:
-                    message = self.code[word]
-            pushes.append(push)
-            messages.append(message)
+            body, at = self.agents[members[0]], span(members)
+            meant = self._by_numbers if g.action.kind == "continuous" else self._by_choices
+            move, message = meant(actions[g.name], body)
+            pushes.append(move * thrust[..., at, :] if body.movable else self.stillness[:, at])
+            messages.append(self.silence[:, at] if body.silent else message)
         return (pushes[0], messages[0]) if len(pushes) == 1 else (torch.cat(pushes, 1), torch.cat(messages, 1))
+
+    def _by_choices(self, a: Tensor, body: Body) -> tuple[Any, Any]:
+        """The direction and the message of whoever moves, and talks."""
+        both = body.movable and not body.silent
+        step, word = a.unbind(-1) if a.dim() == 3 else (a % len(MOVES), a // len(MOVES)) if both else (a, a)
+        return self.moves[step] if body.movable else None, None if body.silent else self.code[word]
+
+    def _by_numbers(self, a: Tensor, body: Body) -> tuple[Any, Any]:
+        a = a.to(self.dtype)
+        move = torch.stack((a[..., 2] - a[..., 1], a[..., 4] - a[..., 3]), -1) if body.movable else None
+        return move, a[..., a.shape[-1] - self.words :]
 
     def _move(self, state: State, push: Tensor) -> State:
         pos, vel = state["pos"], state["vel"]
