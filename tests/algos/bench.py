@@ -21,7 +21,8 @@ from shoal.kernels import native
 from shoal.nets.layers import NetConfig
 from shoal.ops import losses
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, View
+from shoal.tree import tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 

@@ -6,7 +6,8 @@ import torch
 from shoal.algos.a2c import A2C
 from shoal.algos.ppo import PPO
 from shoal.ids import catalog
-from shoal.spec import UserError, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shoal.algos.base import Algorithm, Optimiser, Rollout, fits
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Space, UserError, View, tree_map
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Space, UserError, View
+from shoal.tree import tree_map
 
 torch.set_num_threads(1)
 

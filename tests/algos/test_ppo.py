@@ -10,7 +10,8 @@ from shoal.algos.ppo import PPO
 from shoal.algos.samples import Samples
 from shoal.nets.layers import NetConfig
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
+from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View
+from shoal.tree import tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 

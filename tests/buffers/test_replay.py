@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Sample, Uniform, free_bytes, size
-from shoal.spec import Frame, UserError, View, tree_leaves, tree_map
+from shoal.spec import Frame, UserError, View
+from shoal.tree import tree_leaves, tree_map
 
 torch.set_num_threads(1)
 LAST = 1 - 2**-53  # the largest number below one that is drawn

@@ -14,7 +14,8 @@ from worlds import native_worlds
 from shoal.api import make
 from shoal.envs.base import World
 from shoal.ids import catalog
-from shoal.spec import Box, Frame, Outcome, UserError, tree_leaves
+from shoal.spec import Box, Frame, Outcome, UserError
+from shoal.tree import tree_leaves
 from shoal.tools.contract import check_contract
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # beside a world's defaults

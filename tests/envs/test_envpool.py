@@ -18,7 +18,8 @@ from shoal.algos.random import Random
 from shoal.envs.envpool import EnvPool, claims
 from shoal.ids import find
 from shoal.nets.layers import NetConfig
-from shoal.spec import Box, Discrete, Outcome, UserError, tree_leaves, tree_map
+from shoal.spec import Box, Discrete, Outcome, UserError
+from shoal.tree import tree_leaves, tree_map
 from shoal.training.collect import Collector, Players
 
 here = importlib.util.find_spec("envpool") is not None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.nets.heads import Net
 from shoal.nets.layers import NetConfig
 from shoal.nets.memory import Memory, State
-from shoal.spec import tree_leaves, tree_map
+from shoal.tree import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 

@@ -25,7 +25,8 @@ from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.envs.probe.probe_turns import ProbeTurns
 from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError, tree_leaves, tree_map
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError
+from shoal.tree import tree_leaves, tree_map
 from shoal.training.collect import Collector, Players, to_space
 from shoal.training.loop import Loop
 from shoal.training.stats import EpisodeStats, MetricMeans, returns_of

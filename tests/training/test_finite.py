@@ -12,7 +12,8 @@ from test_resume import leaves
 
 import shoal
 from shoal.cli import main
-from shoal.spec import NotFiniteError, StoppedError, UserError, tree_leaves
+from shoal.spec import NotFiniteError, StoppedError, UserError
+from shoal.tree import tree_leaves
 from shoal.training.finite import DivergedError
 from shoal.training.loop import Loop
 from shoal.training.run import Run

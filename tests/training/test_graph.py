@@ -16,7 +16,7 @@ import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.algos.ppo import PPO
 from shoal.kernels.compiler import compiler
-from shoal.spec import tree_leaves, tree_map
+from shoal.tree import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, most_compiled, resolve
 from shoal.training.speedup import Captured

@@ -14,20 +14,8 @@ from torch import Tensor
 from shoal.algos.base import Replay, Rollout
 from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
-from shoal.spec import (
-    Batch,
-    Box,
-    Discrete,
-    EnvSpec,
-    Frame,
-    Group,
-    MultiDiscrete,
-    Result,
-    UserError,
-    View,
-    tree_leaves,
-    tree_map,
-)
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
+from shoal.tree import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.offpolicy import OffPolicyTrainer, Segments, batch_of, cost, make_replay, moments_of, remembered
 from shoal.training.settings import Settings, resolve

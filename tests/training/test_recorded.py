@@ -15,7 +15,7 @@ import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.kernels import native, recording
 from shoal.kernels.recording import Recording
-from shoal.spec import tree_leaves
+from shoal.tree import tree_leaves
 from shoal.training.speedup import Recorded
 
 UPDATES: list[dict[str, Any]] = [

@@ -266,10 +266,9 @@ class OnPolicy(Algorithm, ABC):
         if first and self.reward_norm is not None:
             self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
         reward, ends = samples.reward, (samples.terminated, samples.cut)
-        turns = (samples.active, samples.unsettled) if self.spec.turns else (None, None)
         if norm is not None:
             value, value_tp1 = norm.denormalise(value), norm.denormalise(value_tp1)
-        advantage = gae(reward, value, value_tp1, *ends, c.gamma, c.lam, *turns, self.kernels)
+        advantage = gae(reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
         target = advantage + value
         batch.advantage = self._normalised(advantage, batch.active)
         metrics = {"explained_variance": losses.explained_variance(value, target, batch.valued)}

@@ -175,6 +175,11 @@ class Samples:
             return None
         return unsettled_turns(self.terminated, self.terminated | self.cut, self.active_mask, self.next_turn)
 
+    @property
+    def turns(self) -> tuple[Tensor | None, Tensor | None]:
+        """Whose turn it is, and the unsettled ones, for `gae`; none where all move at once."""
+        return (self.active, self.unsettled) if self.spec.turns else (None, None)
+
     # --- memory: zero where agents start ---
 
     @cached_property
