@@ -177,11 +177,11 @@ class ReplayBuffer:
         parts = {"moments": self.transitions, "firsts": self.initial_memory}
         return {k: {str(d): x[slots].cpu() for d, x in r.store.items()} for k, r in parts.items()}
 
-    def write(self, begin: int, end: int, told: dict[str, Any]) -> None:
+    def write(self, begin: int, end: int, saved: dict[str, Any]) -> None:
         slots = self.slots(torch.arange(begin, end, device=self.device))
         for k, records in {"moments": self.transitions, "firsts": self.initial_memory}.items():
             for d, x in records.store.items():
-                given = told[k].get(str(d)) if isinstance(told.get(k), dict) else None
+                given = saved[k].get(str(d)) if isinstance(saved.get(k), dict) else None
                 if not isinstance(given, Tensor) or given.dtype != d or given.shape != (end - begin, *x.shape[1:]):
                     raise UserError("the replay that was saved with this run has other shapes than this run's.")
                 x.index_copy_(0, slots, given.to(self.device))

@@ -43,7 +43,7 @@ class SimplePush(Scenario):
             "agent": [("self", vel[:, 1:]), *mine, *seen],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         foe, good = length(self.places(w, self.everyone) - self.aims(w)).unbind(1)
         bumps = self.contacts(w, self.everyone[:1], self.everyone[1:])[:, 0, 0].to(self.dtype)
         return torch.stack((good - foe, -good), 1), {"distance": good, "adversary_distance": foe, "collisions": bumps}

@@ -50,7 +50,7 @@ class SimpleReference(Scenario):
         marks, heard = self.gaps(w, us, self.marks), w["comm"].flip(1)
         return {"agent": [("self", w["vel"]), ("landmark", marks), ("goal", self.shades[w["goal"]]), ("message", heard)]}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = length(self.places(w, self.everyone).flip(1) - self.aims(w))  # [B, 2] of the other one
         mean = distance.mean(-1, keepdim=True)
         if self.config.rules == "openai":

@@ -41,7 +41,7 @@ class SimpleSpeakerListener(Scenario):
             "listener": [("self", self.velocities(w, ears)), ("landmark", marks), ("message", w["comm"][:, :1])],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = length(self.places(w, self.everyone[1:]) - self.aims(w))  # [B, 1]
         times = 2 if self.config.rules == "openai" else 1
         return -times * distance.square().expand(-1, 2), {"distance": distance[:, 0]}

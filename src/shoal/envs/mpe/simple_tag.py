@@ -93,7 +93,7 @@ class SimpleTag(Scenario):
             "agent": [*((name, x[:, k:]) for name, x in blocks), ("prey", slow)],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
         caught = self.contacts(w, self.foes, self.prey).sum(1).to(self.dtype)  # [B, prey] by how many
         touches = caught.sum(-1)

@@ -65,7 +65,7 @@ class Scenario(World, ABC):
         """For each name stem, the blocks of its agents' observations."""
 
     @abstractmethod
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         """After the step: rewards [B, agents], and the `stats`, each [B]."""
 
     def place(self, noise: Tensor) -> State:
@@ -162,7 +162,7 @@ class Scenario(World, ABC):
         if self.talkers:
             w["comm"] = comm
         w = self.react(w, noise)
-        reward, stats = self.judge(w)
+        reward, stats = self.rewards(w)
         # at the horizon the reference truncates, done or not
         done = None if self.fixed_length else (stats["success"] > 0) & (state["clock"] + 1 < self.config.max_cycles)
         results = {}
