@@ -48,10 +48,10 @@ class Loop(LoopParts):
         with global_seed(*seed, device=self.env.device) if self.draws_globally else nullcontext():
             self.on_device()
             self.step += self.rollout * self.env.rows
-            for trainer, update in zip(self.trainers, self.on_device_updates, strict=True):
+            for k, trainer in enumerate(self.trainers):
                 trainer.set_schedules(Now(before, self.config.steps, 0))
                 for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
-                    update()
+                    self.on_device_updates[k]()  # if it cannot be captured, the next one is the plain trainer
 
     def iteration(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""

@@ -31,7 +31,7 @@ from shoal.training.seeds import generator
 from shoal.training.segments import Segments
 from shoal.training.settings import Resolved
 from shoal.training.shaping import Shapers, Shaping, shapers_of
-from shoal.training.speedup import set_threads, speed_up
+from shoal.training.speedup import set_backends, speed_up
 from shoal.training.stats import MetricMeans
 
 
@@ -44,7 +44,7 @@ class LoopParts(ABC):
 
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shaper: Shapers = None):
         self.resolved, self.config, device = resolved, resolved.run, resolved.device
-        seed, kernels = self.config.seed, set_threads(self.config, device)
+        seed, kernels = self.config.seed, set_backends(self.config, device)
         self.env = resolved.make_env(self.config.envs)
         rows, self.eval_each = rows_for(resolved.eval.episodes, self.env.widest)
         self.eval_env = resolved.make_env(rows)
