@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install football readme train test test-slow format clean
+.PHONY: install football readme train test test-slow walk format clean
 
 train: .venv/installed  ## three agents learn to cover three landmarks: about a minute
 	$(BIN)/shoal train mappo simple_spread --steps 2M --envs 256 --algo.lr 1e-3 --algo.gamma 0.95
@@ -18,6 +18,9 @@ football: .venv/installed  ## build Google Research Football (about four minutes
 
 test-slow: .venv/installed  ## learning tests that take longer than a few seconds each
 	$(BIN)/pytest -m slow -n 2 --dist worksteal
+
+walk: .venv/installed  ## how much one reads to follow an iteration
+	$(BIN)/python scripts/walk.py
 
 format: .venv/installed
 	$(BIN)/ruff format .

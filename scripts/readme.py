@@ -121,6 +121,18 @@ def algorithms() -> str:
     return table(("algorithm", "family", "actions", "reward", "settings of the name"), rows)
 
 
+def metrics() -> str:
+    """Each metric and its meaning once, with the files of the algorithms that log it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for stem, entry in {e.path.stem: e for e in catalog("algos").values()}.items():
+        for name, meaning in entry.metrics.items():
+            rows.setdefault((name, meaning), []).append(stem)
+    return table(
+        ("metric", "what it is", "of"),
+        [(f"`{n}`", text.replace("|", "\\|"), " ".join(stems)) for (n, text), stems in sorted(rows.items())],
+    )
+
+
 def algorithm_families() -> str:
     rows = []
     for family, entries in algorithms_by_family().items():
@@ -274,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "environment families": environment_families,
     "environments": environments,
     "five scores": five_scores,
+    "metrics": metrics,
     "peers": peers,
     "scores": scores,
     "speed": speed,

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import shoal
-from shoal.spec import UserError, tree_leaves, tree_map
+from shoal.spec import UserError
 from shoal.training.collect import play, to_space
+from shoal.tree import tree_leaves, tree_map
 
 QUICK = {"envs": 8, "steps": 240, "quiet": True, "eval": {"episodes": 2}, "log": {"tensorboard": False}, "compile": "off"}
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "shoal"
 
 LEVELS = {
-    **dict.fromkeys(("spec", "ids", "flags", "files", "ops", "kernels"), 0),
+    **dict.fromkeys(("spec", "tree", "ids", "flags", "files", "ops", "kernels"), 0),
     **dict.fromkeys(("nets", "envs", "buffers"), 1),
     "algos": 2,
     **dict.fromkeys(("log", "training"), 3),
@@ -47,7 +47,7 @@ RECKONING = {"mul", "mul_", "pow", "pow_", "add", "add_", "sub", "sub_", "div", 
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like"}
 DRAWS_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
 SEEDS_FOR_A_WHILE = dict.fromkeys(
-    ("nets/heads.py", "training/seeds.py", "envs/vmas.py"), ("torch.random.fork_rng", "torch.manual_seed")
+    ("nets/own.py", "training/seeds.py", "envs/vmas.py"), ("torch.random.fork_rng", "torch.manual_seed")
 )  # and back
 DRAWS_INSIDE = {"dropout", "gumbel_softmax", "rrelu", "alpha_dropout"}  # functions that draw from the global generator
 
@@ -334,10 +334,10 @@ PLANTED = [
     ("algos/ppo.py", "x = torch.randn_like(y)", "random"),
     ("nets/layers.py", "with torch.random.fork_rng(): torch.manual_seed(0)", "random"),
     ("algos/heads.py", "with torch.random.fork_rng(): torch.manual_seed(0)", "random"),
-    ("nets/heads.py", "torch.manual_seed(0)", "random"),  # for good
-    ("nets/heads.py", "state = torch.random.get_rng_state()", "random"),
-    ("nets/heads.py", "with torch.random.fork_rng(): x = torch.rand(3)", "random"),
-    ("nets/heads.py", "with torch.random.fork_rng(): x = torch.cuda.manual_seed_all(3)", "random"),
+    ("nets/own.py", "torch.manual_seed(0)", "random"),  # for good
+    ("nets/own.py", "state = torch.random.get_rng_state()", "random"),
+    ("nets/own.py", "with torch.random.fork_rng(): x = torch.rand(3)", "random"),
+    ("nets/own.py", "with torch.random.fork_rng(): x = torch.cuda.manual_seed_all(3)", "random"),
     ("nets/layers.py", "w.normal_(0, 1)", "random"),
     ("nets/layers.py", "x = nn.functional.dropout(x, 0.1)", "random"),
     ("utils.py", "x = 1", "attic"),
@@ -385,7 +385,7 @@ LAWFUL = [
     ("tools/plot.py", "from shoal.training.run import Run\nimport numpy as np\nimport json"),
     ("api.py", "from shoal.training.loop import Loop\nimport torch"),
     ("__init__.py", "import importlib\nimportlib.import_module('shoal.api')"),
-    ("nets/heads.py", "with torch.random.fork_rng(devices=[]):\n    torch.manual_seed(seed)\n    module = cls(3)"),
+    ("nets/own.py", "with torch.random.fork_rng(devices=[]):\n    torch.manual_seed(seed)\n    module = cls(3)"),
     ("nets/heads.py", "after = self.memory.step(x, state)"),
     ("training/seeds.py", "g = torch.Generator(device=device).manual_seed(seed)"),
     ("training/collect.py", "x = torch.rand(3, generator=g)\nfrom shoal.algos.random import Random"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, View, tree_leaves, tree_map, where_rows
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, View
+from shoal.tree import tree_leaves, tree_map, where_rows
 
 torch.set_num_threads(1)
 

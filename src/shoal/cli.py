@@ -244,7 +244,7 @@ def resume(words: list[str], flags: dict[str, str | None]) -> int:
 def _train(work: Any) -> int:
     """Run a loop, or several, to the end and say what came of it."""
     from shoal.api import NO_ROOM, no_room
-    from shoal.training.finite import DivergedError
+    from shoal.training.diverged import DivergedError
     from shoal.training.several import Several
 
     if interrupted.is_set():  # some library swallowed the exception while it was imported

@@ -18,10 +18,12 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -54,6 +56,18 @@ class Entry:
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
     note: str = ""  # a sentence for whoever asked
     native: bool = False  # an environment of the package that derives from `World`
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """What an algorithm logs for each group, and what that means: the part "Metrics" of its file's docstring."""
+        lines = iter((ast.get_docstring(_parsed(self.path)) or "").splitlines())
+        head = next((x for x in lines if x.startswith("Metrics, for each group")), "")
+        others = re.search(r"those of `algos/(\w+)\.py`(?: but for ([^;]+))?", head)
+        out = dict(catalog(self.kind)[others[1]].metrics) if others else {}
+        for name in str(others and others[2]).split(", "):
+            out.pop(name, None)
+        own = (x.strip().partition(" ") for x in takewhile(lambda x: not x or x.startswith("    "), lines) if x)
+        return out | {name: meaning.strip() for name, _, meaning in own}
 
     @property
     def form(self) -> str:

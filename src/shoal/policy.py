@@ -39,8 +39,9 @@ from shoal.envs.conversions import MASK, Conversion, restored
 from shoal.envs.pixels import Pixels
 from shoal.envs.spaces import Moves, allow, kind_of
 from shoal.ids import near
-from shoal.spec import Box, Frame, Group, UserError, View, tree_map
+from shoal.spec import Box, Frame, Group, UserError, View
 from shoal.training.collect import Players, to_space
+from shoal.tree import tree_map
 
 Space = Any  # of Gymnasium's kinds
 Tree = Any  # of arrays, nested as a space is

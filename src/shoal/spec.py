@@ -1,4 +1,4 @@
-"""The nouns that every room shares: spaces, groups, frames, outcomes, batches, and functions over trees of tensors.
+"""The nouns that every room shares: spaces, groups, frames, outcomes, batches.
 
 Letters in every shape comment: `T` time, `B` rows, `N` agents of a group, `O` observation, `A` choices, `D` action
 dimensions, `S` state.
@@ -6,9 +6,8 @@ dimensions, `S` state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache, cached_property
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -220,40 +219,3 @@ class Batch:
     memories: dict[str, Any] | None = None  # the memory before each step, [T, B, N, ...], where somebody asked for it
     weight: Tensor | None = None  # [B] importance of each sequence, where they were not drawn evenly
     filled: Tensor | None = None  # [T, B] what belongs to the sequences; none: all of it
-
-
-# --- trees: tensors in dicts, dataclasses, tuples and none, to any depth ---------------------------------------------
-
-
-def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """The same tree with `f` applied to each leaf, and to the leaves at the same place in `rest`."""
-    if tree is None:
-        return None
-    if isinstance(tree, dict):
-        return {k: tree_map(f, v, *(r[k] for r in rest)) for k, v in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)(tree_map(f, v, *(r[i] for r in rest)) for i, v in enumerate(tree))
-    names = _fields(type(tree))  # type: ignore[arg-type]
-    if names is not None:
-        return type(tree)(**{k: tree_map(f, getattr(tree, k), *(getattr(r, k) for r in rest)) for k in names})
-    return f(tree, *rest)
-
-
-@cache
-def _fields(cls: type) -> tuple[str, ...] | None:
-    return tuple(x.name for x in fields(cls)) if is_dataclass(cls) else None
-
-
-def tree_leaves(tree: Any) -> list[Any]:
-    leaves: list[Any] = []
-    tree_map(leaves.append, tree)
-    return leaves
-
-
-def where_rows(rows: Tensor, a: Any, b: Any) -> Any:
-    """Tree `a` where the bool tensor `rows` holds, else tree `b`; `rows` [B] or [B, N] is widened to each leaf."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        return x.where(rows.reshape(rows.shape + (1,) * (x.dim() - rows.dim())), y)
-
-    return tree_map(pick, a, b)

@@ -18,12 +18,13 @@ import torch
 from shoal.algos.base import Acted, Seat
 from shoal.algos.samples import Samples
 from shoal.kernels import native
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.ops import losses
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, Result, View
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_map
 
 JUNK = 4096.0
 Y, N = True, False

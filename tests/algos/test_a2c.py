@@ -8,7 +8,8 @@ from shoal.algos.a2c import A2C
 from shoal.algos.ppo import PPO
 from shoal.algos.samples import Samples
 from shoal.ids import catalog
-from shoal.spec import UserError, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_map
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.algos.base import Acted, Algorithm, Rollout, Seat, bounded, fits
 from shoal.algos.samples import Samples
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError
 
 TWO_NUMBERS = Box((-1.0, -1.0), (1.0, 1.0))

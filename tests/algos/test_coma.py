@@ -47,7 +47,8 @@ from shoal.algos.coma import COMA
 from shoal.algos.samples import Samples
 from shoal.ops import values
 from shoal.ops.schedules import Now
-from shoal.spec import Box, Discrete, EnvSpec, MultiDiscrete, UserError, tree_leaves, tree_map
+from shoal.spec import Box, Discrete, EnvSpec, MultiDiscrete, UserError
+from shoal.tree import tree_leaves, tree_map
 
 LOG_2 = math.log(2)
 LSTM = {**GRU, "memory": "lstm"}

@@ -23,26 +23,14 @@ from shoal.algos.samples import Samples
 from shoal.algos.td3 import TD3
 from shoal.ids import catalog
 from shoal.kernels import native
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.ops import losses
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
-from shoal.spec import (
-    Batch,
-    Box,
-    Discrete,
-    EnvSpec,
-    Frame,
-    Group,
-    MultiDiscrete,
-    Result,
-    UserError,
-    View,
-    tree_leaves,
-    tree_map,
-)
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves, tree_map
 
 JUNK = 4096.0  # stands where nothing may look
 H = math.atanh(0.5)

@@ -48,7 +48,8 @@ from shoal.algos.samples import Samples
 from shoal.algos.vdn import VDN
 from shoal.ids import catalog
 from shoal.ops.schedules import Now
-from shoal.spec import Box, Discrete, EnvSpec, Frame, MultiDiscrete, UserError, tree_leaves, tree_map
+from shoal.spec import Box, Discrete, EnvSpec, Frame, MultiDiscrete, UserError
+from shoal.tree import tree_leaves, tree_map
 
 SWAP = [[0.0, 1], [1, 0]]
 LINE = Box((-1.0,), (1.0,))

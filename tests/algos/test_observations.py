@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algos.base import Algorithm, LearnerConfig
 from shoal.algos.observations import Observations, scope_groups, scope_width
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.nets.norm import Running
 from shoal.nets.parts import flat, vector_width
 from shoal.spec import Discrete, EnvSpec, Frame, Group, View

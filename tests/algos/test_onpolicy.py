@@ -21,24 +21,12 @@ from shoal.algos.ppo import PPO
 from shoal.algos.samples import Samples
 from shoal.buffers.minibatches import spans
 from shoal.kernels import native
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.ops.schedules import Now
-from shoal.spec import (
-    Batch,
-    Box,
-    Discrete,
-    EnvSpec,
-    Frame,
-    Group,
-    MultiDiscrete,
-    Result,
-    UserError,
-    View,
-    tree_leaves,
-    tree_map,
-)
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves, tree_map
 
 JUNK = 4096.0  # stands where nothing may look
 Y, N = True, False

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.optimiser import Optimiser, Target
+from shoal.algos.optimiser import Optimiser
+from shoal.algos.target import Target
 
 # --- descending ---
 

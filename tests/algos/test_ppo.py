@@ -8,11 +8,12 @@ import torch
 from shoal.algos.base import Seat
 from shoal.algos.ppo import PPO
 from shoal.algos.samples import Samples
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View, tree_map
+from shoal.spec import Batch, Discrete, EnvSpec, Frame, Group, Result, View
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_map
 
 
 def loop_of(name, env, config=None, rows=8, /, **sections):

@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Sample, Uniform, free_bytes, size
-from shoal.spec import Frame, UserError, View, tree_leaves, tree_map
+from shoal.buffers.episodes import Episodes
+from shoal.buffers.prioritised import Prioritised
+from shoal.buffers.replay import ReplayBuffer, Sample, Uniform, free_bytes, size
+from shoal.spec import Frame, UserError, View
+from shoal.tree import tree_leaves, tree_map
 
 torch.set_num_threads(1)
 LAST = 1 - 2**-53  # the largest number below one that is drawn

@@ -14,8 +14,9 @@ from worlds import native_worlds
 from shoal.api import make
 from shoal.envs.base import World
 from shoal.ids import catalog
-from shoal.spec import Box, Frame, Outcome, UserError, tree_leaves
+from shoal.spec import Box, Frame, Outcome, UserError
 from shoal.tools.contract import check_contract
+from shoal.tree import tree_leaves
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # beside a world's defaults
     **{name: [{"terminate_on_success": True, "n": 1}] for name in ("simple_formation", "simple_line", "simple_spread")},

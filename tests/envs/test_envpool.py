@@ -17,9 +17,10 @@ import shoal
 from shoal.algos.random import Random
 from shoal.envs.envpool import EnvPool, claims
 from shoal.ids import find
-from shoal.nets.layers import NetConfig
-from shoal.spec import Box, Discrete, Outcome, UserError, tree_leaves, tree_map
+from shoal.nets.config import NetConfig
+from shoal.spec import Box, Discrete, Outcome, UserError
 from shoal.training.collect import Collector, Players
+from shoal.tree import tree_leaves, tree_map
 
 here = importlib.util.find_spec("envpool") is not None
 needs = pytest.mark.skipif(not here, reason="envpool is not installed (924 MB): pip install envpool")

@@ -14,7 +14,8 @@ import torch
 from shoal.envs.pettingzoo import AECRow, ParallelRow, PettingZoo, ZooRow, claims, made, modules, row_of
 from shoal.envs.rows import Slots, arrays
 from shoal.ids import find
-from shoal.spec import Box, Discrete, UserError, tree_leaves
+from shoal.spec import Box, Discrete, UserError
+from shoal.tree import tree_leaves
 
 pettingzoo = pytest.importorskip("pettingzoo")
 spaces = pytest.importorskip("gymnasium.spaces")

@@ -11,7 +11,8 @@ import torch
 
 from shoal.envs.drawing import Circle, Line
 from shoal.ids import find
-from shoal.spec import Box, Discrete, MultiDiscrete, Outcome, UserError, tree_leaves
+from shoal.spec import Box, Discrete, MultiDiscrete, Outcome, UserError
+from shoal.tree import tree_leaves
 
 pytest.importorskip("vmas")
 from shoal.envs.vmas import VMAS, claims, scenarios

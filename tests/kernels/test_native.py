@@ -17,7 +17,8 @@ from torch import Tensor
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
 from shoal.kernels import compiler, native
-from shoal.nets.layers import MLP, NetConfig
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import MLP
 from shoal.ops import distributions, losses, returns
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.nets.layers import MLP, NetConfig
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import MLP
 from shoal.ops import distributions, returns
 
 pytest.importorskip("triton")

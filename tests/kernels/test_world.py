@@ -24,7 +24,8 @@ from shoal.kernels import emit
 from shoal.kernels import world as fused_world
 from shoal.kernels.compiler import compiler
 from shoal.kernels.world import FLAGS, Program, compile_c
-from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Result, tree_leaves, tree_map
+from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, Result
+from shoal.tree import tree_leaves, tree_map
 
 pytestmark = pytest.mark.compiler
 ROWS = 7

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from shoal.algos.observations import ties
 from shoal.algos.samples import Samples
+from shoal.nets.config import NetConfig
 from shoal.nets.encoders import AgentAttention, Attention, Encoder, Entities, Image, JointEncoder, kinds_of
 from shoal.nets.heads import Critic
-from shoal.nets.layers import NetConfig
 from shoal.nets.parts import VECTOR, parts_of
 from shoal.spec import Discrete, Frame, Group, Shape, Slots, UserError
 from shoal.training.loop import Loop

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.nets.config import NetConfig
 from shoal.nets.encoders import Encoder, JointEncoder
-from shoal.nets.heads import ActionCritic, Actor, Critic, Net, Noisy, QNetwork
-from shoal.nets.layers import MLP, NetConfig
+from shoal.nets.heads import Actor, Critic, Net
+from shoal.nets.layers import MLP
+from shoal.nets.qnets import ActionCritic, Noisy, QNetwork
 from shoal.ops.distributions import Choice, Normal, TanhNormal
 from shoal.spec import Box, Discrete, Group, MultiDiscrete, Space, UserError
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from shoal.nets import layers
-from shoal.nets.layers import ACTIVATIONS, MLP, NetConfig, affine
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import ACTIVATIONS, MLP, affine
 from shoal.spec import UserError
 
 torch.set_num_threads(1)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from shoal.algos.onpolicy import Minibatch
 from shoal.algos.samples import Samples
+from shoal.nets.config import NetConfig
 from shoal.nets.heads import Net
-from shoal.nets.layers import NetConfig
 from shoal.nets.memory import Memory, State
-from shoal.spec import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves, tree_map
 
 torch.set_num_threads(1)
 NAMES = ("agent_0", "agent_1", "agent_2")

@@ -13,11 +13,11 @@ import shoal
 from shoal.algos.base import Algorithm
 from shoal.cli import main
 from shoal.ops.values import as_vector
-from shoal.spec import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.offpolicy import batch_of
 from shoal.training.run import Run
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves, tree_map
 
 TRIO = '''"""A speaker of three words, a listener with two limbs, and two clerks with two choices at once."""
 

@@ -24,11 +24,12 @@ from shoal.envs.probe.probe_teams import ProbeTeams
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
 from shoal.envs.probe.probe_turns import ProbeTurns
-from shoal.nets.layers import NetConfig
-from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError, tree_leaves, tree_map
+from shoal.nets.config import NetConfig
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError
 from shoal.training.collect import Collector, Players, to_space
 from shoal.training.shaping import Shaping
 from shoal.training.stats import EpisodeStats, MetricMeans, returns_of
+from shoal.tree import tree_leaves, tree_map
 
 torch.set_num_threads(1)
 

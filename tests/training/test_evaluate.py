@@ -18,7 +18,7 @@ from shoal.envs.probe.probe_deaths import ProbeDeaths
 from shoal.envs.probe.probe_illegal import ProbeIllegal
 from shoal.envs.probe.probe_terminated import ProbeTerminated
 from shoal.envs.probe.probe_truncated import ProbeTruncated
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.spec import Discrete, EnvSpec, Frame, Group, UserError
 from shoal.training.collect import Collector, Players
 from shoal.training.evaluate import AbandonedError, Episodes, EvalConfig, evaluate, rows_for

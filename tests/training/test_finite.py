@@ -12,11 +12,12 @@ from test_resume import leaves
 
 import shoal
 from shoal.cli import main
-from shoal.spec import NotFiniteError, StoppedError, UserError, tree_leaves
-from shoal.training.finite import DivergedError
+from shoal.spec import NotFiniteError, StoppedError, UserError
+from shoal.training.diverged import DivergedError
 from shoal.training.loop import Loop
 from shoal.training.run import Run
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves
 
 HOST = '''
 """Two agents; something is not finite in the fourth step of episodes whose seed is 1 mod 3."""

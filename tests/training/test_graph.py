@@ -16,11 +16,11 @@ import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.algos.ppo import PPO
 from shoal.kernels.compiler import compiler
-from shoal.spec import tree_leaves, tree_map
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, most_compiled, resolve
 from shoal.training.speedup import Captured
 from shoal.training.state import load_replay_state, replay_state
+from shoal.tree import tree_leaves, tree_map
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 torch.set_num_threads(1)
@@ -274,7 +274,7 @@ def test_fused_is_near() -> None:
 @cuda
 @pytest.mark.parametrize("cls", [PPO, DDQN])
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch, cls: Any) -> None:
-    """An iteration, or an update from a replay, beside which the iteration stays captured; once, and the draws go on as they would have."""
+    """It is said once; of an update from a replay the iteration stays captured, and the draws go on as they would have."""
     plain, work = cls.update, {"rollout": 10, "algo": "ddqn", **PAST} if cls is DDQN else {}
     eager, captured = make("off", **work), make("graph", **work)
 

@@ -10,8 +10,9 @@ import torch
 
 import shoal
 from shoal.cli import main
+from shoal.nets.layers import MLP
 from shoal.spec import UserError
-from shoal.training.finite import DivergedError
+from shoal.training.diverged import DivergedError
 from shoal.training.loop import Loop
 from shoal.training.settings import Settings, resolve
 
@@ -233,3 +234,16 @@ def test_policy_plays_in_mpe2_as_it_does_here(tmp_path):
 def test_import_loads_no_torch():
     code = "import sys, shoal; dir(shoal); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("matmul", ["tf32", "float32"])
+def test_nets_choose_their_kernels_by_the_precision_that_is_asked_for(monkeypatch, matmul):
+    """They ask while they are made: what the process had set before must not decide."""
+    seen = []
+    take = MLP.use_kernels
+    monkeypatch.setattr(MLP, "use_kernels", lambda net: (seen.append(torch.backends.cuda.matmul.allow_tf32), take(net)))
+    torch.backends.cuda.matmul.allow_tf32 = matmul != "tf32"
+    Loop(resolve(Settings("maddpg", "probe_copy", {"matmul": matmul, "compile": "fused"}, {})))
+    assert len(seen) >= 2
+    assert set(seen) == {matmul == "tf32"}

@@ -12,33 +12,16 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import Replay, Rollout
-from shoal.buffers.replay import Episodes, Prioritised, ReplayBuffer, Uniform
+from shoal.buffers.episodes import Episodes
+from shoal.buffers.prioritised import Prioritised
+from shoal.buffers.replay import ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
-from shoal.spec import (
-    Batch,
-    Box,
-    Discrete,
-    EnvSpec,
-    Frame,
-    Group,
-    MultiDiscrete,
-    Result,
-    UserError,
-    View,
-    tree_leaves,
-    tree_map,
-)
+from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.loop import Loop
-from shoal.training.offpolicy import (
-    OffPolicyTrainer,
-    Segments,
-    batch_of,
-    cost,
-    make_replay,
-    memory_to_store,
-    transitions_of,
-)
+from shoal.training.offpolicy import OffPolicyTrainer, batch_of, cost, make_replay, memory_to_store, transitions_of
+from shoal.training.segments import Segments
 from shoal.training.settings import Settings, resolve
+from shoal.tree import tree_leaves, tree_map
 
 torch.set_num_threads(1)
 SPEC = EnvSpec(

@@ -11,7 +11,7 @@ import torch
 import shoal
 from shoal.algos.a2c import A2C
 from shoal.algos.ppo import PPO
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 
 MINE = '''"""Objects of a user's own."""
 

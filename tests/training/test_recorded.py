@@ -15,8 +15,8 @@ import shoal
 from shoal.algos.ddqn import DDQN
 from shoal.kernels import native, recording
 from shoal.kernels.recording import Recording
-from shoal.spec import tree_leaves
 from shoal.training.speedup import Recorded
+from shoal.tree import tree_leaves
 
 UPDATES: list[dict[str, Any]] = [
     *(w for w in WORKS if "every" in w or "replay" in w),

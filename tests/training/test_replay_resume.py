@@ -30,8 +30,8 @@ from shoal.algos.td3 import TD3
 from shoal.algos.vdn import VDN
 from shoal.cli import main
 from shoal.training import checkpoint
-from shoal.training.offpolicy import Segments
 from shoal.training.run import Run
+from shoal.training.segments import Segments
 
 ROWS, LAPS, STOPS = 4, 6, (2, 5)
 CARTPOLE = "gymnasium/CartPole-v1"

@@ -15,7 +15,7 @@ from processes import wait_for
 
 import shoal as shoal_api
 from shoal.training import checkpoint
-from shoal.training.finite import DivergedError
+from shoal.training.diverged import DivergedError
 from shoal.training.run import Run
 
 FLAGS = (

@@ -19,7 +19,7 @@ import shoal
 from shoal.cli import main
 from shoal.log.console import Board
 from shoal.spec import UserError
-from shoal.training.finite import DivergedError
+from shoal.training.diverged import DivergedError
 from shoal.training.loop import Loop
 from shoal.training.players import record
 from shoal.training.run import Run

@@ -13,9 +13,9 @@ clip, and so no `lr_schedule kl` either. Steps are few: it wants many rows and a
 of five steps, which the papers have, are poor where all rows go through their episodes in step, as in the particle worlds:
 each update then sees one fifth of an episode alone (simple_spread, 50M steps: about -8 with 25 steps, -15 and worse with 5).
 
-Metrics, for each group: policy_loss (above, without the entropy), value_loss, entropy and entropy_loss,
-explained_variance, std of continuous actions, grad_norm_actor and grad_norm_critic (grad_norm with a shared trunk),
-learning_rate; as in `algos/ppo.py`.
+Metrics, for each group: those of `algos/ppo.py` but for kl, clip_fraction, kept; and
+
+    policy_loss          the loss above, without the entropy
 
 Departures from the papers: rollouts are longer; rows step together instead of in threads; AdamW with an epsilon of 1e-5
 instead of RMSprop; advantages are normalised over the rollout unless `advantage_scope` is none; the rest as PPO's.
@@ -35,7 +35,7 @@ class A2C(OnPolicy):
 
     def update(self, samples: Samples) -> Metrics:
         batch, metrics = self.prepare(samples)
-        critic_metrics = self.critic_slices(batch)
+        critic_metrics = self.critic_slices(batch) if self.slices else {}
         (whole,) = self.minibatches(batch)
         step_metrics, _ = self.update_minibatch(whole, self.learning if self.config.learning_starts else None)
         return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)

@@ -25,14 +25,17 @@ from torch import Tensor, nn
 from shoal.algos.base import Acted, Seat, bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
-from shoal.algos.optimiser import Optimiser, Target
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
-from shoal.nets.heads import ActionCritic, Net
+from shoal.algos.target import Target
+from shoal.nets.heads import Net
+from shoal.nets.qnets import ActionCritic
 from shoal.ops import losses, values
 from shoal.ops.distributions import Choice, params_of
 from shoal.ops.explore import correlated
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Box, Frame, UserError, tree_map
+from shoal.spec import Batch, Box, Frame, UserError
+from shoal.tree import cat_groups, split_groups, tree_map
 
 Metrics = dict[str, Tensor]
 Actions = dict[str, Tensor]  # group -> actions as vectors [..., N, A], zeros of those who do not act
@@ -82,6 +85,7 @@ class ActorCritic(OffPolicy, ABC):
         self.central = self.observations.central
         self.around = [g.name for g in self.observations.around] if self.central else list(self.groups)
         self.others = [g for g in self.around if g not in self.groups]
+        self.needs_peers = bool(self.others)
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
         self.as_one = self.observations.together and spec.common and not self.q_of_choices and not apart  # one critic for all
         self.actor = self.make_actor(generator)
@@ -124,10 +128,6 @@ class ActorCritic(OffPolicy, ABC):
     def nets(self) -> dict[str, nn.Module]:
         return {"actor": self.actor, "critic": self.critics, "target_critic": self.target.module}
 
-    @property
-    def needs_peers(self) -> bool:
-        return bool(self.others)
-
     # --- hooks ---
 
     @abstractmethod
@@ -165,7 +165,7 @@ class ActorCritic(OffPolicy, ABC):
             whole = {"actor": zero(rows, device), "critic": {str(k): zero(rows, device) for k in range(len(self.critics))}}
         if self.config.noise_keep:
             whole["noise"] = torch.zeros(rows, self.n, self.width, device=device)
-        return self.split_groups(whole, 1)
+        return split_groups(self.spec, self.groups, whole, 1)
 
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         return self._act(self.actor, frame, memory, noise, explore and self.learns)
@@ -175,11 +175,13 @@ class ActorCritic(OffPolicy, ABC):
 
     def _act(self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         at, keep = frame[self.groups[0]].active.dim() - 1, self.config.noise_keep
-        before, legal = self.cat_groups(memory.__getitem__, at), self.cat_groups(lambda g: frame[g].legal, at)
-        start = self.cat_groups(lambda g: frame[g].start, at) if self.recurrent or keep else None
-        active = self.cat_groups(lambda g: self.remembers(frame[g]), at) if self.recurrent and self.has_inactive else None
+        before, legal = cat_groups(self.groups, memory.__getitem__, at), cat_groups(self.groups, lambda g: frame[g].legal, at)
+        start = cat_groups(self.groups, lambda g: frame[g].start, at) if self.recurrent or keep else None
+        active = (
+            cat_groups(self.groups, lambda g: self.remembers(frame[g]), at) if self.recurrent and self.has_inactive else None
+        )
         params, state = actor(self.observations.actor_input(frame), before.get("actor"), None, active)
-        u, after = None if noise is None else self.cat_groups(noise.__getitem__, at), dict(before)
+        u, after = None if noise is None else cat_groups(self.groups, noise.__getitem__, at), dict(before)
         if u is not None and start is not None and explore and keep:
             u, after["noise"] = correlated(u, before["noise"], start, keep)
         actions = self.sample_action(params, legal, u, explore)
@@ -189,7 +191,11 @@ class ActorCritic(OffPolicy, ABC):
             after["actor"] = state
             if explore:
                 after["critic"] = {k: self._critic_memory(k, frame, x, start, active) for k, x in before["critic"].items()}
-        return Acted(self.split_groups(actions, at), self.split_groups(after, at), {g: {} for g in self.groups})
+        return Acted(
+            split_groups(self.spec, self.groups, actions, at),
+            split_groups(self.spec, self.groups, after, at),
+            {g: {} for g in self.groups},
+        )
 
     def _random_action(self, noise: Tensor, legal: Tensor | None) -> Tensor:
         u = noise[..., : self.width]
@@ -211,7 +217,7 @@ class ActorCritic(OffPolicy, ABC):
     def _begins(self, frame: Frame) -> Tensor:
         """[..., 1] where time begins for all who are there, and so for one critic for all."""
         at = frame[self.groups[0]].active.dim() - 1
-        return self.cat_groups(lambda g: frame[g].start | ~frame[g].alive, at).all(-1, keepdim=True)
+        return cat_groups(self.groups, lambda g: frame[g].start | ~frame[g].alive, at).all(-1, keepdim=True)
 
     # --- learning ---
 
@@ -265,22 +271,22 @@ class ActorCritic(OffPolicy, ABC):
         frame, legal = (samples.frame, samples.legal) if now else (samples.next_frame, samples.next_legal)
         params = self._actor_output(self.next_actor, samples, following=not now)
         action, policy = self.next_action(params, legal, noise["next"][self.burn_in :])
-        actions = {g: self._masked(frame, g, x) for g, x in self.split_groups(action, 2).items()}
+        actions = {g: self._masked(frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
         for g in self.others:
             actions[g] = self._taken(samples, g, frame) if now else self._peer_action(samples, g, noise["peers_next"], False)
         # an agent's own next action counts, whoever is gone; but the dead do nothing where they are valued
-        own = self.cat_groups(actions.__getitem__, 2) if self.as_one or self.returns_after_death else action
+        own = cat_groups(self.groups, actions.__getitem__, 2) if self.as_one or self.returns_after_death else action
         joint, targets = self._joint_action(own, actions, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [critic(self._features(critic, k, samples, not now), joint) for k, critic in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
         active = None
         if self.has_inactive:
-            active = self.cat_groups(lambda g: frame[g].active, 2)
-            active = active if now else active & ~self.cat_groups(lambda g: samples.later.results[g].terminated, 2)
+            active = cat_groups(self.groups, lambda g: frame[g].active, 2)
+            active = active if now else active & ~cat_groups(self.groups, lambda g: samples.later.results[g].terminated, 2)
         return self.next_value(lowest if self.q_of_choices else lowest[..., 0], policy, active)
 
     def _update_critics(self, samples: Samples, actions: Actions, target: Tensor, mask: Tensor | None) -> Metrics:
-        joint = self._joint_action(self.cat_groups(actions.__getitem__, 2), actions, each=False)
+        joint = self._joint_action(cat_groups(self.groups, actions.__getitem__, 2), actions, each=False)
         each = []
         for k, critic in enumerate(self.critics):
             q = critic(self._features(critic, k, samples), joint)
@@ -288,8 +294,7 @@ class ActorCritic(OffPolicy, ABC):
         q_t = self.learnt(_stacked(each), 1)  # [K, T, B, N]
         loss = losses.value_error(q_t, target.expand_as(q_t), self.config.huber).sum(0)
         loss = loss if samples.weight is None else loss * samples.weight[:, None]
-        count, some = losses.counted(loss, mask)
-        norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), count, some)
+        norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask))
         error, q_t = (target - q_t.detach()).abs().mean(0), q_t.detach().mean(0)
         return {
             "loss_critic": losses.masked_mean(loss.detach(), mask),
@@ -308,10 +313,10 @@ class ActorCritic(OffPolicy, ABC):
         params, active = self._actor_output(self.actor, samples), samples.active
 
         def q_value(action: Tensor) -> Tensor:
-            mine = {g: self._masked(samples.frame, g, x) for g, x in self.split_groups(action, 2).items()}
+            mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
             taken = tree_map(torch.detach, mine) if now else {}
             at_once = self.as_one and now  # the slope along all actions is that along each, the others' held: one pass does
-            own = self.cat_groups(mine.__getitem__, 2) if at_once else action
+            own = cat_groups(self.groups, mine.__getitem__, 2) if at_once else action
             joint = self._joint_action(own, {**actions, **peers, **taken}, each=not at_once)
             q = _stacked([critic(f, joint) for f, critic in zip(features, critics, strict=True)])
             q = q if self.q_of_choices else q.squeeze(-1)
@@ -323,11 +328,9 @@ class ActorCritic(OffPolicy, ABC):
         with self.critic_optimiser.frozen():
             loss, q, metrics = self.actor_loss(params, samples.legal, noise["now"][self.burn_in :], q_value)
         loss, mask = self.learnt(loss - q), None if active is None else self.learnt(active)
-        count, some = losses.counted(loss, mask)
-        keep = due if some is None else some if due is None else some & due
-        norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
+        norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), due)
         metrics = {k: self.learnt(x.detach()) for k, x in metrics.items()}
-        self.update_temperature(metrics, mask, keep)
+        self.update_temperature(metrics, mask, due)
         return {
             "loss_actor": losses.masked_mean(loss.detach(), mask),
             **{k: losses.masked_mean(x, mask) for k, x in metrics.items()},
@@ -374,7 +377,7 @@ class ActorCritic(OffPolicy, ABC):
         rest = self._end_to_end(actions)
         if self.q_of_choices:
             return torch.where(self.own, 0, rest)
-        mine = self.split_groups(own, own.dim() - 2)
+        mine = split_groups(self.spec, self.groups, own, own.dim() - 2)
         same = all(actions[g] is x for g, x in mine.items())
         every = rest if same else self._end_to_end({**actions, **mine})
         if self.as_one and not each:
@@ -413,7 +416,7 @@ class ActorCritic(OffPolicy, ABC):
             peer, rows = self.peers[g], frame[g].active.shape[1]
             chosen = peer.act(frame, peer.memory(rows, frame[g].active.device), None, False).actions[g]
             actions[g] = self._masked(frame, g, values.as_vector(chosen, self.spec[g].action))
-        own = self.cat_groups(actions.__getitem__, 2)
+        own = cat_groups(self.groups, actions.__getitem__, 2)
         critic: Any = self.critics[0]
         features = critic.features(self.observations.critic_input(frame))[0]
         q = critic(features, self._joint_action(own, actions, each=not self.as_one))

@@ -11,19 +11,21 @@ What it can take is declared in class attributes, which `fits` checks before any
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import MLP, NetConfig
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
 from shoal.ops import schedules
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
-from shoal.spec import Batch, EnvSpec, Frame, UserError, View, tree_leaves, tree_map, where_rows
+from shoal.spec import Batch, EnvSpec, Frame, UserError, View
+from shoal.tree import split_groups, tree_leaves, tree_map, zero_where
 
 if TYPE_CHECKING:
     from shoal.algos.samples import Samples
@@ -173,7 +175,7 @@ class Algorithm(nn.Module, ABC):
         """Zero memory for each group, a tree of [B, N, ...]: that of the modules `actor` and `critic`, where they have one."""
         nets = {k: getattr(self, k, None) for k in ("actor", "critic")}
         zero = {k: m.zero_memory(rows, device) for k, m in nets.items() if m is not None and self.recurrent}
-        return self.split_groups(zero, 1)
+        return split_groups(self.spec, self.groups, zero, 1)
 
     @abstractmethod
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
@@ -213,11 +215,7 @@ class Algorithm(nn.Module, ABC):
     # --- others who play the world ---
 
     peers: Mapping[str, Algorithm] = {}  # who plays each group of the world, itself among them
-
-    @property
-    def needs_peers(self) -> bool:
-        """Whether its update asks its peers for their actions."""
-        return False
+    needs_peers: bool = False  # its update asks them for their actions
 
     @torch.no_grad()
     def target_actions(self, batch: Batch, group: str, noise: dict[str, Tensor] | None = None, now: bool = False) -> Tensor:
@@ -232,9 +230,13 @@ class Algorithm(nn.Module, ABC):
             steps = []
             for t in range(len(batch.over)):
                 frame, following, u = tree_map(lambda x: x[t], (batch.frame, batch.next, noise))  # noqa: B023
-                actions, memory, _ = self.target_act(frame, reset_memory(frame, memory), u, not now)
+                actions, memory, _ = self.target_act(
+                    frame, {g: zero_where(frame[g].start, m) for g, m in memory.items()}, u, not now
+                )
                 if not now:
-                    actions, _, _ = self.target_act(following, reset_memory(following, memory), u, True)
+                    actions, _, _ = self.target_act(
+                        following, {g: zero_where(following[g].start, m) for g, m in memory.items()}, u, True
+                    )
                 steps.append(actions[group])
             chosen = torch.stack(steps)
         return as_vector(chosen, self.spec[group].action)
@@ -243,31 +245,10 @@ class Algorithm(nn.Module, ABC):
         """As `act`, without exploring; `target`: by target nets, where there are some."""
         return self.act(frame, memory, noise, False)
 
-    # --- several groups side by side: agents are a dimension ---
-
-    def cat_groups(self, part: Callable[[str], Any], agents_at: int) -> Any:
-        """The groups' tensors (or trees) side by side along the agents' dimension; none where they have none."""
-        return cat_groups(self.groups, part, agents_at)
-
-    def split_groups(self, x: Any, agents_at: int) -> dict[str, Any]:
-        """The same the other way: a tree of all agents' tensors, a tree for each group."""
-        if len(self.groups) == 1:
-            return {self.groups[0]: x}
-        sizes = [self.spec[g].n for g in self.groups]
-        return {g: tree_map(lambda t, k=k: t.split(sizes, agents_at)[k], x) for k, g in enumerate(self.groups)}
-
     @property
     def values_dead(self) -> bool:
         """Whether every agent has a value of its own, which goes on after its death."""
         return self.returns_after_death and not self.as_one
-
-
-def cat_groups(groups: tuple[str, ...], part: Callable[[str], Any], agents_at: int) -> Any:
-    if len(groups) == 1:
-        return part(groups[0])
-    parts = [part(g) for g in groups]
-    assert len({p is None for p in parts}) == 1, "groups that are bound together all have masks, or none has"
-    return tree_map(lambda *xs: torch.cat(xs, agents_at), *parts)
 
 
 def returns_after_death(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
@@ -279,16 +260,6 @@ def returns_after_death(spec: EnvSpec, groups: tuple[str, ...], after_death: str
         )
     crowd = any(sum(g.n for g in spec.teams[spec[x].team]) > 1 for x in groups)
     return after_death != "own" and spec.common and crowd and any(spec[g].mortal for g in groups)
-
-
-def reset_memory(frame: Frame, memory: dict[str, Any]) -> dict[str, Any]:
-    """Memory is zero where an agent starts."""
-    return {g: zero_where(frame[g].start, m) for g, m in memory.items()}
-
-
-def zero_where(start: Tensor, memory: Any) -> Any:
-    """A tree of memory [..., N, ...] that is zero where `start` [..., N] holds."""
-    return where_rows(start, tree_map(torch.zeros_like, memory), memory)
 
 
 def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:

@@ -62,19 +62,22 @@ from torch import Tensor, nn
 
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, bounded
 from shoal.algos.observations import Observations, scope_width
-from shoal.algos.optimiser import Optimiser, Target
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
+from shoal.algos.target import Target
 from shoal.buffers.minibatches import spans
 from shoal.nets.encoders import WithLastAction
-from shoal.nets.heads import Actor, QNetwork
+from shoal.nets.heads import Actor
 from shoal.nets.norm import Running, normaliser
 from shoal.nets.parts import images_of, vector_width
+from shoal.nets.qnets import QNetwork
 from shoal.ops import losses, values
 from shoal.ops.distributions import Choice
 from shoal.ops.explore import floored
 from shoal.ops.returns import td_lambda
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Frame, UserError, tree_map
+from shoal.spec import Batch, Frame, UserError
+from shoal.tree import split_groups, tree_map
 
 TINY = 1e-10  # what is illegal has no probability, and its logarithm is not asked for
 Metrics = dict[str, Tensor]
@@ -287,7 +290,11 @@ class COMA(Algorithm):
             target = self._returns(samples, sees_t, taken, after)
             valued = samples.active_mask if samples.valued is None else samples.valued
             if self.value_norm is not None:
-                for x, mask in zip(self.split_groups(target, 2).values(), self.split_groups(valued, 2).values(), strict=True):
+                for x, mask in zip(
+                    split_groups(self.spec, self.groups, target, 2).values(),
+                    split_groups(self.spec, self.groups, valued, 2).values(),
+                    strict=True,
+                ):
                     self.value_norm.update(x, mask)
                 target = self.value_norm.normalise(target)
         q, metrics = self._update_critics(samples, sees_t, target, valued)
@@ -329,7 +336,7 @@ class COMA(Algorithm):
         seen, own = {}, {}
         ends = samples.cut.clone()
         ends[-1] = True
-        for (g, hot), end, u in zip(taken.items(), self.split_groups(ends, 2).values(), noise, strict=True):
+        for (g, hot), end, u in zip(taken.items(), split_groups(self.spec, self.groups, ends, 2).values(), noise, strict=True):
             part, view = samples[g], samples.next_frame[g]
             pi, _ = part.after(self._policy(g, view.legal), self._actor_sees(part.next_actor_input, hot), after[g])
             drawn = values.one_hot(self._draw(g, pi, view.legal, u.reshape(hot.shape), self.epsilon), self.spaces[g])
@@ -361,9 +368,9 @@ class COMA(Algorithm):
                 predicted[g].append(q.detach())
                 taken.append(values.expected(q, own[g][a:b], self.spaces[g]))
             value, goal, mask = torch.cat(taken, 2), target[a:b], valued[a:b]
-            error, (count, some) = losses.value_error(value, goal, c.huber), losses.counted(value, mask)
-            norm = self.critic_optimiser.descend(losses.masked_sum(error, mask), count, some)
-            self.target.follow(some)
+            error, count = losses.value_error(value, goal, c.huber), mask.sum()
+            norm = self.critic_optimiser.descend(losses.masked_sum(error, mask), count)
+            self.target.follow(count > 0)
             value = value.detach()
             each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": self._denormalised(value)}
             metrics.append({**{k: losses.masked_mean(x, mask) for k, x in each.items()}, "grad_norm_critic": norm})
@@ -396,7 +403,7 @@ class COMA(Algorithm):
             each = {"policy_loss": loss, "entropy": entropy, "advantage": advantage.abs()}
             metrics.append({k: losses.masked_mean(x.detach(), mask) for k, x in each.items()})
         count = torch.stack(counts).sum()
-        norm = self.actor_optimiser.descend(torch.stack(total).sum(), count, count > 0)
+        norm = self.actor_optimiser.descend(torch.stack(total).sum(), count)
         return {**{k: torch.stack([m[k] for m in metrics]).mean() for k in metrics[0]}, "grad_norm_actor": norm}
 
     def values(self, frame: Frame) -> Tensor:

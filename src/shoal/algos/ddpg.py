@@ -64,8 +64,8 @@ from torch import Tensor, nn
 
 from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
 from shoal.algos.base import Seat, bounded
-from shoal.algos.optimiser import Target
 from shoal.algos.samples import Samples
+from shoal.algos.target import Target
 from shoal.nets.heads import Net
 from shoal.ops.distributions import Choice
 from shoal.ops.explore import epsilon_greedy, perturbed

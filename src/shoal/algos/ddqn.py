@@ -63,9 +63,10 @@ from torch import Tensor, nn
 from shoal.algos.base import Acted, Seat, bounded
 from shoal.algos.observations import Observations
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
-from shoal.algos.optimiser import Optimiser, Target
+from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
-from shoal.nets.heads import QNetwork
+from shoal.algos.target import Target
+from shoal.nets.qnets import QNetwork
 from shoal.ops import losses, values
 from shoal.ops.distributions import noise_of
 from shoal.ops.explore import epsilon_greedy, epsilon_keeping
@@ -204,8 +205,7 @@ class DDQN(OffPolicy):
             target, mask = self.td_target(samples, q_tp1, value_t)
         loss = self.td_loss(q_t, target)
         loss = loss if samples.weight is None else loss * samples.weight[:, None]
-        count, some = losses.counted(loss, mask)
-        norm = self.optimiser.descend(losses.masked_sum(loss, mask), count, some)
+        norm = self.optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask))
         self.target.follow()
         error = (target - q_t).detach()
         return {

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shoal.ops import losses
 from shoal.ops.values import first_choice
-from shoal.spec import Batch, Box, Frame, where_rows
+from shoal.spec import Batch, Box, Frame
+from shoal.tree import where_rows
 
 if TYPE_CHECKING:
     from shoal.algos.samples import Samples

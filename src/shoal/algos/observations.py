@@ -16,13 +16,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import Algorithm, cat_groups
+from shoal.algos.base import Algorithm
+from shoal.nets.config import NetConfig
 from shoal.nets.encoders import AgentAttention, Encoder, JointEncoder, counts_of, kinds_of
 from shoal.nets.heads import Critic
-from shoal.nets.layers import NetConfig
 from shoal.nets.norm import CLIP, Running, normaliser
 from shoal.nets.parts import VECTOR, images_of, parts_of, vector_width
-from shoal.spec import EnvSpec, Frame, Group, UserError, View, tree_map, where_rows
+from shoal.spec import EnvSpec, Frame, Group, UserError, View
+from shoal.tree import cat_groups, tree_map, where_rows
 
 Scope = Literal["own", "team", "world"]
 CriticInput = Literal["state", "joined", "agent"]
@@ -62,6 +63,7 @@ class Observations(nn.Module):
         self.zero_dead = owner.returns_after_death if zero_dead is None else zero_dead
         self.spec, self.groups, self.scope, self.input_kind, self.net = spec, groups, scope, critic_input, net
         self.agents = tuple(a for g in groups for a in spec[g].agents)
+        self.own = {g: spec[g] for g in groups}
         self.central = scope != "own"
         if scope == "team" and len({spec[g].team for g in groups}) > 1:
             raise UserError(f"a critic that sees its team cannot serve {' and '.join(groups)}, which are of several teams.")
@@ -131,7 +133,7 @@ class Observations(nn.Module):
     def actor_input(self, frame: Frame, cache: Cache | None = None) -> Any:
         """[..., N, *] every agent's own observation."""
         at = frame[self.groups[0]].active.dim() - 1
-        return cat_groups(self.groups, lambda g: self._own(frame[g], self.spec[g], cache), at)
+        return cat_groups(self.groups, lambda g: self._own(frame[g], self.own[g], cache), at)
 
     def critic_input(self, frame: Frame, cache: Cache | None = None) -> Any:
         """[..., N, *], or [..., S] where the critic is central, or what its encoder joins."""

@@ -17,6 +17,7 @@ from shoal.nets.norm import Running
 from shoal.ops import losses
 from shoal.ops.returns import n_step, turn_values, unsettled_turns
 from shoal.spec import Batch, UserError
+from shoal.tree import cat_groups
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class OffPolicy(Algorithm, ABC):
     def update_reward_norm(self, batch: Batch) -> None:
         """Let the statistics of rewards move by what was collected."""
         if self.reward_norm is not None:
-            alive = self.cat_groups(lambda g: batch.frame[g].alive, 2) if self.has_inactive else None
-            self.reward_norm.update(self.cat_groups(batch.learner_reward.__getitem__, 2), alive)
+            alive = cat_groups(self.groups, lambda g: batch.frame[g].alive, 2) if self.has_inactive else None
+            self.reward_norm.update(cat_groups(self.groups, batch.learner_reward.__getitem__, 2), alive)
 
     def td_target(self, samples: Samples, value_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What values learn towards, [T, B, N], and which of it counts; none: all. Valued `as_one`: [T, B, 1]. `value_t` is

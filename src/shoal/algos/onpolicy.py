@@ -30,7 +30,7 @@ from torch import Tensor
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat, bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.optimiser import Optimiser
-from shoal.algos.samples import Samples
+from shoal.algos.samples import Samples, in_slabs
 from shoal.buffers.minibatches import minibatches, spans
 from shoal.nets.heads import Actor
 from shoal.nets.norm import Running, normaliser
@@ -39,9 +39,9 @@ from shoal.ops.distributions import Choice, noise_of
 from shoal.ops.explore import correlated
 from shoal.ops.returns import gae
 from shoal.ops.schedules import Now
-from shoal.spec import Box, Frame, UserError, tree_leaves, tree_map
+from shoal.spec import Box, Frame, UserError
+from shoal.tree import cat_groups, split_groups, tree_map
 
-SLAB = 1 << 17  # frames evaluated at once when values are computed
 Metrics = dict[str, Tensor]
 
 
@@ -50,12 +50,12 @@ class Minibatch:
     """What a step of actor and critic is taken on, a rollout or a part of it: [T, B, N, ...]."""
 
     actor_input: Any
-    critic_input: Any  # none: as the actor's
+    critic_input: Any
     action: Tensor
     log_prob: Tensor  # of the policy that acted
     legal: Tensor | None
     active: Tensor | None  # who is in the policy's loss; none: all
-    valued: Tensor | None  # whose values are learnt; none: those who are active
+    valued: Tensor | None  # whose values are learnt; none: all
     start: Tensor | None = None
     remembers: Tensor | None = None  # whose memory goes on; none: everybody's
     memory: Any = None  # of actor and critic, before each step; of a minibatch before its first
@@ -63,16 +63,8 @@ class Minibatch:
     advantage: Any = None
     target: Any = None  # of the value, in the normaliser's units
 
-    @property
-    def critic_sees(self) -> Any:
-        return self.actor_input if self.critic_input is None else self.critic_input
-
-    @property
-    def value_mask(self) -> Tensor | None:
-        return self.active if self.valued is None else self.valued
-
-    def recall(self, net: str) -> tuple[Any, Tensor | None, Tensor | None]:
-        """What a net with memory is given beside its input."""
+    def memory_of(self, net: str) -> tuple[Any, Tensor | None, Tensor | None]:
+        """What a net with memory takes: that before the first step, where it is zeroed, and whose goes on."""
         return (self.memory or {}).get(net), self.start, self.remembers
 
 
@@ -191,28 +183,26 @@ class OnPolicy(Algorithm, ABC):
 
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         at = frame[self.groups[0]].active.dim() - 1
-        legal = self.cat_groups(lambda g: frame[g].legal, at)
-        before = self.cat_groups(memory.__getitem__, at)
-        active = self.cat_groups(lambda g: self.remembers(frame[g]), at) if self.recurrent and self.has_inactive else None
+        cat, split = partial(cat_groups, self.groups, agents_at=at), partial(split_groups, self.spec, self.groups, agents_at=at)
+        legal, before = cat(lambda g: frame[g].legal), cat(memory.__getitem__)
+        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
         obs = self.observations.actor_input(frame)
         pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, active)
         states: dict[str, Any] = {**before, "actor": after} if self.recurrent else dict(before)
         if self.recurrent and explore and self.critic is not None:
             seen = self.observations.critic_input(frame) if self.observations.central else obs
             states["critic"] = self.critic.value(seen, before["critic"], None, active)[1]
-        u = None if noise is None else self.cat_groups(noise.__getitem__, at)
+        u = None if noise is None else cat(noise.__getitem__)
         if u is not None and self.config.noise_keep:
-            start = self.cat_groups(lambda g: frame[g].start, at)
-            u, states["noise"] = correlated(u, before["noise"], start, self.config.noise_keep)
-        memory = self.split_groups(states, at) if states else memory
+            u, states["noise"] = correlated(u, before["noise"], cat(lambda g: frame[g].start), self.config.noise_keep)
+        memory = split(states) if states else memory
         if u is None:
-            return Acted(self.split_groups(pi.mode(), at), memory, {g: {} for g in self.groups})
+            return Acted(split(pi.mode()), memory, {g: {} for g in self.groups})
         actions, log_prob = pi.draw(u)
         if explore and self.learns and self.config.random_steps:
             random, random_log_prob = self._random_action(u, legal)
             actions, log_prob = random.where(self.warmup, actions), random_log_prob.where(self.warmup, log_prob)
-        extras = {g: {"log_prob": x} for g, x in self.split_groups(log_prob, at).items()}
-        return Acted(self.split_groups(actions, at), memory, extras)
+        return Acted(split(actions), memory, {g: {"log_prob": x} for g, x in split(log_prob).items()})
 
     def _random_action(self, noise: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Any action, each as likely, and its log-probability."""
@@ -245,51 +235,46 @@ class OnPolicy(Algorithm, ABC):
         """The whole rollout as one minibatch, with values, advantages and targets, and what is to be logged of them."""
         self._train_mode(False)
         active, valued = samples.active, samples.valued
-        batch = Minibatch(
-            samples.actor_input,
-            samples.critic_input if self.observations.central else None,
-            samples.action,
-            samples.extra("log_prob"),
-            samples.legal,
-            active if active is None or samples.unsettled is None else active & ~samples.unsettled,
-            None if valued is active else valued,
-        )
-        known = samples.unroll(self._value_of(self.value_net), batch.critic_sees, self._value_memory(samples))
-        batch.value = known[0]
+        if samples.unsettled is not None:
+            active = valued = samples.active_mask & ~samples.unsettled
+        inputs = samples.actor_input, samples.critic_input
+        batch = Minibatch(*inputs, samples.action, samples.extra("log_prob"), samples.legal, active, valued)
+        batch.value, after = self._unroll_values(self.value_net, samples)
         if self.recurrent:
-            batch.start, batch.remembers, states = samples.start, samples.remembers, {self._value_name: known[1]}
-            if self.critic is not None:
-                states["actor"] = self.actor.unroll(
-                    batch.actor_input, batch.legal, samples.memory["actor"], *batch.recall("")[1:]
-                )[2]
-            first = samples.memory
-            batch.memory = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], x) for k, x in states.items()}
-        return batch, self.compute_advantages(samples, batch, known)
+            self._add_memory(batch, samples, after)
+        return batch, self.compute_advantages(samples, batch, after, first=True)
+
+    def _add_memory(self, batch: Minibatch, samples: Samples, after: Any) -> None:
+        """The memory of all nets before each step; `after`: that of the values' net after it."""
+        batch.start, batch.remembers, first = samples.start, samples.remembers, samples.memory
+        states = {self._value_name: after}
+        if self.critic is not None:
+            when = batch.start, batch.remembers
+            states["actor"] = self.actor.unroll(batch.actor_input, batch.legal, first["actor"], *when)[2]
+        batch.memory = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], x) for k, x in states.items()}
 
     @torch.no_grad()
-    def compute_advantages(self, samples: Samples, batch: Minibatch, known: tuple[Tensor, Any] | None = None) -> Metrics:
-        """Advantages and targets by the critic of now, written into the batch. The first time, when its values and its memory
-        are `known`, the statistics of rewards and returns move."""
-        c, first = self.config, known is not None
+    def compute_advantages(self, samples: Samples, batch: Minibatch, after: Any = None, first: bool = False) -> Metrics:
+        """Advantages and targets by the critic of now, written into the batch. The `first` time the batch has its values and
+        the memory `after` each step is known; then the statistics of rewards and returns move."""
+        c, norm, critic = self.config, self.value_norm, self.value_net if self.target is None else self.target
         self._train_mode(False)
-        critic = self._value_of(self.value_net if self.target is None else self.target)
-        if known is None or self.target is not None:
-            known = samples.unroll(critic, batch.critic_sees, self._value_memory(samples))
-        value, after = known
-        value_tp1, _ = samples.after(critic, samples.next_critic_input, after)
-        value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
+        value = batch.value
+        if not first or self.target is not None:
+            value, after = self._unroll_values(critic, samples)
+        value_tp1, _ = samples.after(self._values_of(critic), samples.next_critic_input, after)
         if first and self.reward_norm is not None:
             self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
-        turns = (samples.active, samples.unsettled) if self.spec.turns else (None, None)
-        ends = samples.terminated, samples.cut
-        advantage = gae(samples.reward, value, value_tp1, *ends, c.gamma, c.lam, *turns, self.kernels)
+        reward, ends = samples.reward, (samples.terminated, samples.cut)
+        if norm is not None:
+            value, value_tp1 = norm.denormalise(value), norm.denormalise(value_tp1)
+        advantage = gae(reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
         target = advantage + value
-        metrics = {"explained_variance": losses.explained_variance(value, target, batch.value_mask)}
-        if self.value_norm is not None:
-            if first:
-                self.value_norm.update(target, batch.value_mask)
-            target = self.value_norm.normalise(target)
-        batch.advantage, batch.target = self._normalised(advantage, batch.active), target
+        batch.advantage = self._normalised(advantage, batch.active)
+        metrics = {"explained_variance": losses.explained_variance(value, target, batch.valued)}
+        if norm is not None and first:
+            norm.update(target, batch.valued)
+        batch.target = target if norm is None else norm.normalise(target)
         return metrics
 
     def _normalised(self, advantage: Tensor, active: Tensor | None) -> Tensor:
@@ -309,7 +294,7 @@ class OnPolicy(Algorithm, ABC):
         """One step of actor and critic on one minibatch, the actor's where `keep` holds; and whether to go on."""
         c = self.config
         self._train_mode(True)
-        pi, value, _ = self.actor.unroll(batch.actor_input, batch.legal, *batch.recall("actor"))
+        pi, value, _ = self.actor.unroll(batch.actor_input, batch.legal, *batch.memory_of("actor"))
         log_prob, entropy = pi.log_prob_and_entropy(batch.action)
         if c.advantage_scope == "batch":
             batch = replace(batch, advantage=losses.normalise(batch.advantage, batch.active))
@@ -317,46 +302,43 @@ class OnPolicy(Algorithm, ABC):
         metrics["entropy_loss"] = -self.entropy_weight * metrics["entropy"]
         if isinstance(self.space, Box):
             metrics["std"] = self.actor.log_std.detach().exp().mean()
-        count, some = losses.counted(log_prob, batch.active)
         if self.kl_stop is not None:
             assert keep is not None
             keep = keep & (self.warmup | (metrics["kl"] <= self.kl_stop))  # no KL stop during the random warm-up
             metrics["kept"] = keep.float()
-        if self.critic is None:
-            value_loss, value_metrics, value_count, valued = self._value_loss(value, batch)  # type: ignore[arg-type]
-            if batch.valued is not None:  # two means, of unequal numbers
+        count = losses.active_count(log_prob, batch.active)
+        if value is not None:  # a shared trunk: one step for both
+            value_loss, value_metrics, value_count = self.critic_loss(value, batch)
+            if value_count is not count and batch.active is not None:  # two means, of unequal numbers
                 loss = loss * (value_count / count.clamp(min=1))
-            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, value_count, _both(valued, keep))
+            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, value_count, keep)
             return {**metrics, **value_metrics}, keep
-        metrics["grad_norm_actor"] = self.actor_optimiser.descend(loss, count, _both(some, keep))
+        metrics["grad_norm_actor"] = self.actor_optimiser.descend(loss, count, keep)
         if not self.slices:  # the KL stop does not stop the critic
-            metrics |= self._critic_step(batch, self.learning if c.learning_starts else None)[0]
+            metrics |= self.update_critic(batch, self.learning if c.learning_starts else None)[0]
         return metrics, keep
 
-    def _critic_step(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor, Any]:
+    def update_critic(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor, Any]:
         """One step of the critic; its metrics, the values before it, and how many were learnt."""
         assert self.critic is not None
-        value, _ = self.critic.value(batch.critic_sees, *batch.recall("critic"))
-        loss, metrics, count, some = self._value_loss(value, batch)
-        norm = self.critic_optimiser.descend(loss, count, _both(some, keep))
-        return {**metrics, "grad_norm_critic": norm}, value.detach(), count
+        value, _ = self.critic.value(batch.critic_input, *batch.memory_of("critic"))
+        loss, metrics, count = self.critic_loss(value, batch)
+        return {**metrics, "grad_norm_critic": self.critic_optimiser.descend(loss, count, keep)}, value.detach(), count
 
-    def _value_loss(self, value: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics, Any, Tensor | None]:
-        """The sum of the values' errors, their mean, how many they are and whether there are any."""
-        c, mask = self.config, batch.value_mask
+    def critic_loss(self, value: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics, Any]:
+        """The sum of the values' errors, their mean, and how many they are."""
+        c, mask = self.config, batch.valued
         loss, metrics = losses.value(value, batch.value, batch.target, mask, self.value_clip, c.huber, self.kernels)
-        return loss if c.value_weight == 1 else loss * c.value_weight, metrics, *losses.counted(value, mask)
+        return loss if c.value_weight == 1 else loss * c.value_weight, metrics, losses.active_count(value, mask)
 
     def critic_slices(self, batch: Minibatch, fresh: bool = True) -> Metrics:
-        """Where they are asked for: the critic a slice of time at a time, the last first, towards targets that stay; no step is
-        left out. A `fresh` advantage is the target less the value predicted just before the slice's own step."""
-        if not self.slices:
-            return {}
+        """The critic a slice of time at a time, the last first, towards targets that stay; no step is left out. A `fresh`
+        advantage is the target less the value predicted just before the slice's own step."""
         self._train_mode(True)
         done = []
         for a, b in reversed(spans(len(batch.value), self.slices)):
             part = tree_map(lambda x: x[a:b], batch)  # noqa: B023
-            done.append(self._critic_step(replace(part, memory=tree_map(_first, part.memory)), self.learning))
+            done.append(self.update_critic(replace(part, memory=tree_map(_first, part.memory)), self.learning))
         metrics, predicted, counts = zip(*done, strict=True)
         if fresh:
             value = self._denormalised(torch.cat(predicted[::-1]))
@@ -385,15 +367,17 @@ class OnPolicy(Algorithm, ABC):
     def _value_name(self) -> str:
         return "actor" if self.critic is None else "critic"
 
-    def _value_memory(self, samples: Samples) -> Any:
-        return samples.memory[self._value_name] if self.recurrent else None
-
     def values(self, frame: Frame) -> Tensor:
-        return self._denormalised(self._value_of(self.value_net)(self.observations.critic_input(frame))[0])
+        return self._denormalised(self._values_of(self.value_net)(self.observations.critic_input(frame))[0])
 
-    def _value_of(self, critic: Any) -> Any:
-        """The critic as a function (input, memory...) -> values, memory; in slabs of bounded size where it has no memory."""
-        return critic.value if self.recurrent else partial(_in_slabs, critic)
+    def _values_of(self, net: Any) -> Any:
+        """A net as a function (input, memory...) -> values, memory; in slabs of bounded size where it has no memory."""
+        return net.value if self.recurrent else partial(in_slabs, net.value)
+
+    def _unroll_values(self, net: Any, samples: Samples) -> tuple[Tensor, Any]:
+        """V of all frames, and the memory after each."""
+        memory = samples.memory[self._value_name] if self.recurrent else None
+        return samples.unroll(self._values_of(net), samples.critic_input, memory)
 
     def _denormalised(self, value: Tensor) -> Tensor:
         return value if self.value_norm is None else self.value_norm.denormalise(value)
@@ -402,17 +386,6 @@ class OnPolicy(Algorithm, ABC):
         """For modules of the user's own; ours know no modes."""
         if self.net.module is not None:
             self.train(on)
-
-
-def _in_slabs(critic: Any, x: Any) -> tuple[Tensor, Any]:
-    steps, rows = tree_leaves(x)[0].shape[:2]
-    each = max(1, SLAB // rows)
-    slabs = [tree_map(lambda x, t=t: x[t : t + each], x) for t in range(0, steps, each)]
-    return torch.cat([critic.value(x)[0] for x in slabs]), {}
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b
 
 
 def _first(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one place that descends: an optimiser over one vector of parameters, and the target that follows it.
+"""The one place that descends: an optimiser over one vector of parameters.
 
 `descend(loss, count, keep)` is three steps: the gradient of the mean loss, its sum over machines if there are several (`join`),
 and the step, which is taken only where `keep` holds. To stop the descent is `keep`; a loss times zero is not, for Adam goes on
@@ -7,7 +7,6 @@ moving by its moments.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,8 +78,10 @@ class Optimiser(nn.Module):
 
     def descend(self, loss: Tensor, count: Tensor | int, keep: Tensor | None = None) -> Tensor:
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
-        where `keep` is true, and never along a gradient that is not finite; that is remembered in `broken`, and no
-        further step is taken. Returns the norm of the gradient before clipping."""
+        where `keep` is true and somebody is active, and never along a gradient that is not finite; that is remembered in
+        `broken`, and no further step is taken. Returns the norm of the gradient before clipping."""
+        if isinstance(count, Tensor):
+            keep = count > 0 if keep is None else keep & (count > 0)
         grad = self.gradient(loss, count)
         if self.join is not None:
             grad = self.join(grad, count)
@@ -107,45 +108,6 @@ class Optimiser(nn.Module):
         moments = [self.first], [self.second], [], [self.steps]  # type: ignore[var-annotated]
         adamw([self._flat[0]], [grad], *moments, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)
         return norm
-
-
-class Target(nn.Module):
-    """A copy of what an optimiser moves, that follows: once in `every` updates by the share `tau`. Hard: 200 and 1; soft: 1 and
-    0.01."""
-
-    updates: Tensor
-
-    def __init__(self, module: nn.Module, optimiser: Optimiser, every: int, tau: float):
-        super().__init__()
-        self.module, self.every, self.tau = copy.deepcopy(module), every, tau
-        params = [p for p in self.module.parameters() if p.requires_grad]
-        self.module.requires_grad_(False).eval()
-        flat = optimiser.vector.clone()
-        lay_end_to_end(params, flat)
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long, device=flat.device))
-        self._flat, self._ahead = (flat,), (optimiser.vector,)
-        self._pairs = tuple(zip(self.module.buffers(), module.buffers(), strict=True))
-
-    def train(self, mode: bool = True) -> Target:
-        """It never is: a user's module gives target values in the mode in which it acts."""
-        return super().train(False)
-
-    @torch.no_grad()
-    def follow(self, stepped: Tensor | None = None) -> None:
-        """`stepped`: whether the optimiser took a step, a bool tensor; where not, the clock stands still. None: it did."""
-        self.updates += 1 if stepped is None else stepped
-        follows = stepped  # none: always
-        if self.every > 1:
-            due = self.updates % self.every == 0
-            follows = due if stepped is None else due & stepped
-        self._flat[0].lerp_(self._ahead[0], self.tau if follows is None else follows * self.tau)
-        for mine, theirs in self._pairs:
-            mine.copy_(theirs if follows is None else theirs.where(follows, mine))
-
-    @torch.no_grad()
-    def lag(self) -> Tensor:
-        """How far behind it is: the norm of the difference over that of the weights."""
-        return torch.dist(self._ahead[0], self._flat[0]) / (self._ahead[0].norm() + 1e-8)
 
 
 def lay_end_to_end(params: list[nn.Parameter], flat: Tensor) -> None:

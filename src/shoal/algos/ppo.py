@@ -48,18 +48,23 @@ On simple_spread there is a plateau near -13.5, where agents do not split the la
 0.95, a large `lr` that falls (1e-3 to 2e-3), an `entropy` of 0.01, and 1024 rows or more. Wider nets (128,128) and 10 epochs
 leave it sooner, at 2M steps; 256 or 512 rows learn more slowly, and lambda, relu or twice the entropy change little.
 
-Metrics, for each group, means over the steps of the updates since the last line
+Metrics, for each group
 
     policy_loss          the clipped loss above, without the entropy; near zero, for advantages have mean zero
     value_loss           of the critic, in the normaliser's units; rises when the policy finds something new
-    entropy              of the policy, in nats; entropy_loss is minus its weight times it
+    entropy              of the policy, in nats
+    entropy_loss         minus the entropy's weight times it
     kl                   from the old policy to the new one, approximately (Schulman's k3): 0.005 to 0.02 is usual
     clip_fraction        share of the ratios beyond the clip: 0.05 to 0.2 is usual, more asks for fewer epochs or a smaller rate
     explained_variance   of the returns, by the values before the update: 1 is perfect, 0 no better than their mean
     std                  of continuous actions, before squashing
-    grad_norm_actor, grad_norm_critic    before clipping; with a shared trunk grad_norm, of both together
+    grad_norm_actor      before clipping
+    grad_norm_critic     before clipping
+    grad_norm            with a shared trunk: of both together
     learning_rate        of the actor
     kept                 with kl_stop: the share of the actor's steps that were taken
+
+They are means over the steps of the updates since the last line.
 
 Departures from the papers: Adam's epsilon is 1e-5, and decay is AdamW's; time limits are bootstrapped exactly, from the value
 of the true last observation; the value loss has a net and a rate of its own unless the trunk is shared; the entropy of a
@@ -133,7 +138,8 @@ class PPO(OnPolicy):
         for epoch, order in enumerate(orders):
             if epoch and c.advantage_every == "epoch":
                 self.compute_advantages(samples, batch)
-            critic_metrics = self.critic_slices(batch, fresh=not epoch or c.advantage_every != "rollout")
+            fresh = not epoch or c.advantage_every != "rollout"
+            critic_metrics = self.critic_slices(batch, fresh) if self.slices else {}
             for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
                 if c.advantage_every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)

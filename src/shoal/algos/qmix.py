@@ -14,7 +14,9 @@ following by 0.01, whatever the batch, the rate and the loss; with 1000 to 2000 
 
 `mixer_width` is the width of the hidden layer, `hyper_width` that of the nets that make its weights. The state is the world's
 own or else all observations, normalised as they are. Agents of a team must be paid alike: `--reward team-mean` or
-`team-sum` makes it so. Other knobs, metrics and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
+`team-sum` makes it so. Other knobs and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
+
+Metrics, for each group: those of `algos/ddqn.py`
 """
 
 from __future__ import annotations

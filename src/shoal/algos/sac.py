@@ -23,7 +23,7 @@ Knobs, and what they do
   All else as in `algos/ddpg.py`: critics, `others`, targets, memory, the first `random_steps`, `noise_keep`. It is evaluated by
   the mean, or the likeliest choice.
 
-Metrics, for each group: those of `algos/ddpg.py` but for the noise, and
+Metrics, for each group: those of `algos/ddpg.py` but for noise; and
 
     alpha                weight of the entropy, mean over agents
     entropy              of the policy, in nats; of samples where actions are continuous
@@ -166,8 +166,7 @@ class SAC(ActorCritic):
         surplus = metrics.pop("surplus")
         if self.alpha_optimiser is not None:
             loss = self.weights.log * surplus
-            count = loss.numel() if mask is None else mask.sum()
-            self.alpha_optimiser.descend(losses.masked_sum(loss, mask), count, keep)
+            self.alpha_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), keep)
 
     def set_schedules(self, now: Now) -> None:
         super().set_schedules(now)

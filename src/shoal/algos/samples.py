@@ -25,10 +25,13 @@ from torch import Tensor
 from torch.nn import ModuleDict
 
 from shoal.algos import deaths
-from shoal.algos.base import Algorithm, cat_groups, zero_where
+from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
 from shoal.ops.returns import unsettled_turns
-from shoal.spec import Batch, Frame, tree_map
+from shoal.spec import Batch, Frame
+from shoal.tree import cat_groups, tree_leaves, tree_map, zero_where
+
+SLAB = 1 << 17  # frames evaluated at once when values are computed
 
 
 class Samples:
@@ -38,6 +41,7 @@ class Samples:
         self.whole = self if whole is None else whole  # of all groups of the learner
         self.later = batch if not learner.burn_in else after_burn_in(batch, learner.burn_in)  # the burn-in left out
         self.frame, self.noise, self.weight = self.later.frame, batch.noise, batch.weight
+        self.values_dead = learner.returns_after_death and not learner.as_one
         filled = self.later.filled
         self.filled = None if filled is None else filled[..., None]  # [T, B, 1] what belongs to the sequences; none: all
         known: Any = getattr(learner, "observations", None)  # one for all groups, or one for each
@@ -60,7 +64,7 @@ class Samples:
         """The true next frames, as values see them."""
         if self.whole is not self:
             return self.whole.next_frame
-        return deaths.next_frame(self) if self.learner.values_dead else self.later.next
+        return deaths.next_frame(self) if self.values_dead else self.later.next
 
     @cached_property
     def actor_input(self) -> Any:
@@ -95,7 +99,7 @@ class Samples:
     @cached_property
     def action(self) -> Tensor:
         """[T, B, N] or [T, B, N, D]."""
-        return self.cat(partial(deaths.action, self) if self.learner.values_dead else self.later.actions.__getitem__)
+        return self.cat(partial(deaths.action, self) if self.values_dead else self.later.actions.__getitem__)
 
     def extra(self, name: str) -> Tensor:
         """[T, B, N, ...] what `act` left beside each action."""
@@ -154,7 +158,7 @@ class Samples:
         """[T, B, N] where a trace is cut: the episode is over, or the agent is gone from the next frame."""
         if self.learner.returns_after_death:
             return self.cat(lambda g: deaths.team_ends(self, g)[1])
-        over = self.later.over[..., None].expand(*self.later.over.shape, sum(self.spec[g].n for g in self.groups))
+        over = self.later.over[..., None].expand_as(self.scaled_reward)
         return over | ~self.cat(lambda g: self.later.next[g].alive) if self.learner.has_inactive else over
 
     @cached_property
@@ -170,6 +174,11 @@ class Samples:
         if not self.spec.turns:
             return None
         return unsettled_turns(self.terminated, self.terminated | self.cut, self.active_mask, self.next_turn)
+
+    @property
+    def turns(self) -> tuple[Tensor | None, Tensor | None]:
+        """Whose turn it is, and the unsettled ones, for `gae`; none where all move at once."""
+        return (self.active, self.unsettled) if self.spec.turns else (None, None)
 
     # --- memory: zero where agents start ---
 
@@ -227,3 +236,10 @@ def after_burn_in(batch: Batch, burn_in: int) -> Batch:
     b = batch
     steps = Batch(b.frame, b.next, b.actions, b.results, b.over, {}, {}, b.learner_reward, filled=b.filled)
     return tree_map(lambda x: x[burn_in:], steps)
+
+
+def in_slabs(net: Callable[[Any], tuple[Tensor, Any]], x: Any) -> tuple[Tensor, Any]:
+    """What a net without memory gives of inputs [T, B, ...], at most so many frames at once."""
+    steps, rows = tree_leaves(x)[0].shape[:2]
+    each = max(1, SLAB // rows)
+    return torch.cat([net(tree_map(lambda x, t=t: x[t : t + each], x))[0] for t in range(0, steps, each)]), {}

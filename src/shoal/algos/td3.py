@@ -5,8 +5,10 @@
 Two critics, of which the lower one is believed (`critics`); next actions with noise, so that a critic's sharp peaks are not
 climbed (`smooth` is sigma, `smooth_limit` c; discrete ones have none); an actor, and targets, that move once in `delay`
 updates, when the critics have come to rest. What other groups do next, in a critic of the world, has no noise. All else is
-`algos/ddpg.py`: kinds of actions, knobs, metrics and departures.
+`algos/ddpg.py`: kinds of actions, knobs and departures.
 `td3` (`itd3` of teams) has critics of its own observation and action, `matd3` (`--algo.critic world`) of everybody's.
+
+Metrics, for each group: those of `algos/ddpg.py`
 """
 
 from __future__ import annotations

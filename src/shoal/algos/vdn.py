@@ -7,8 +7,10 @@ instance plays all groups of its team, unlike ones too. The dead add nothing; th
 returns (`after_death` own is refused).
 
 Agents of a team must be paid alike: `--reward team-mean` or `team-sum` makes it so. A sum cannot hold games in which an
-agent's best choice depends on another's (climbing, penalty: see `envs/probe/probe_matrix.py`). Knobs, metrics and departures
-are those of `algos/ddqn.py`; teams that move in turn are refused.
+agent's best choice depends on another's (climbing, penalty: see `envs/probe/probe_matrix.py`). Knobs and departures are those
+of `algos/ddqn.py`; teams that move in turn are refused.
+
+Metrics, for each group: those of `algos/ddqn.py`
 """
 
 from __future__ import annotations

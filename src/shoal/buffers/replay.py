@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.spec import UserError, tree_leaves, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_leaves, tree_map
 
 SHARE = 0.9  # of the memory that is free; the rest is for what learns
 
@@ -176,11 +177,11 @@ class ReplayBuffer:
         parts = {"moments": self.transitions, "firsts": self.initial_memory}
         return {k: {str(d): x[slots].cpu() for d, x in r.store.items()} for k, r in parts.items()}
 
-    def write(self, begin: int, end: int, told: dict[str, Any]) -> None:
+    def write(self, begin: int, end: int, saved: dict[str, Any]) -> None:
         slots = self.slots(torch.arange(begin, end, device=self.device))
         for k, records in {"moments": self.transitions, "firsts": self.initial_memory}.items():
             for d, x in records.store.items():
-                given = told[k].get(str(d)) if isinstance(told.get(k), dict) else None
+                given = saved[k].get(str(d)) if isinstance(saved.get(k), dict) else None
                 if not isinstance(given, Tensor) or given.dtype != d or given.shape != (end - begin, *x.shape[1:]):
                     raise UserError("the replay that was saved with this run has other shapes than this run's.")
                 x.index_copy_(0, slots, given.to(self.device))
@@ -217,131 +218,6 @@ class Uniform:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         return None
-
-
-class Prioritised(Uniform):
-    """Windows in proportion to priority ** alpha (Schaul et al., 2016, https://arxiv.org/abs/1511.05952), one from each of K
-    equal shares of the whole, with weights (n P) ** -beta over the largest of the batch. What is new has the highest priority
-    seen so far.
-
-    Sums are kept by blocks, and recomputed wherever a priority changes: nothing drifts, and a draw looks at the blocks and
-    into one of them.
-    """
-
-    def __init__(self, replay: ReplayBuffer, length: int, alpha: float, floor: float = 1e-6):
-        super().__init__(replay, length)
-        self.alpha, self.floor = alpha, floor
-        n = replay.steps * replay.rows
-        self.block = 1 << max(4, (n.bit_length() + 1) // 2)
-        device = replay.device
-        self.mass = torch.zeros(-(-n // self.block), self.block, device=device)  # priority ** alpha, [blocks, block]
-        self.sums = torch.zeros(len(self.mass), dtype=torch.float64, device=device)
-        self.top = torch.ones((), device=device)
-        self.beta = torch.ones((), device=device)  # its owner sets it
-
-    def wrote(self, steps: int) -> None:
-        """A window is known when its last step is: those that just became whole are new, and what was overwritten is gone."""
-        r, device = self.replay, self.replay.device
-        rows, tail = torch.arange(r.rows, device=device), self.length - 1
-        began = r.count - steps - tail + torch.arange(steps + tail, device=device)  # the windows that changed, by first step
-        whole = (began >= 0) & (began + tail < r.count) & (began >= r.oldest)
-        places = (r.slots(began)[:, None] * r.rows + rows).flatten()
-        mass = (self.top**self.alpha).where(whole, 0)[:, None].expand(-1, r.rows).flatten()
-        self._set(places, mass)
-
-    def draw(self, noise: Tensor, count: int) -> Sample:
-        r = self.replay
-        ends = self.sums.cumsum(0)
-        total = ends[-1]
-        aim = (torch.arange(count, device=noise.device) + noise) / count * total
-        aim = torch.minimum(aim, total * (1 - 1e-12))  # never past the end by rounding
-        block = torch.searchsorted(ends, aim, right=True).clamp(max=len(ends) - 1)
-        inside = self.mass[block].double().cumsum(-1)  # [K, block]
-        rest = torch.minimum(aim - (ends[block] - self.sums[block]), inside[:, -1] * (1 - 1e-12)).clamp(min=0)
-        within = torch.searchsorted(inside, rest[:, None], right=True)[:, 0].clamp(max=self.block - 1)
-        place = block * self.block + within
-        chance = self.mass[block, within].double() / total
-        known = (r.count.clamp(max=r.steps) - self.length + 1) * r.rows
-        weight = (known * chance).pow(-self.beta.double())
-        return Sample(place // r.rows, place % r.rows, (weight / weight.amax()).float())
-
-    def learnt(self, sample: Sample, priority: Tensor | None) -> None:
-        assert priority is not None, "who draws by priority says what was learnt"
-        priority = priority.detach() + self.floor
-        self._set(sample.slot * self.replay.rows + sample.row, priority**self.alpha)
-        self.top.copy_(torch.maximum(self.top, priority.amax()))
-
-    def _set(self, places: Tensor, mass: Tensor) -> None:
-        self.mass.view(-1).index_copy_(0, places, mass)
-        if len(places) < len(self.mass):
-            blocks = places // self.block
-            self.sums.index_copy_(0, blocks, self.mass[blocks].sum(-1, dtype=torch.float64))
-        else:
-            self.sums.copy_(self.mass.sum(-1, dtype=torch.float64))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"mass": self.mass.clone(), "sums": self.sums.clone(), "top": self.top.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for k in ("mass", "sums", "top"):
-            getattr(self, k).copy_(state[k])
-
-
-class Episodes(Uniform):
-    """Whole episodes, each as likely as any other: windows as long as the longest can be, from an episode's first step on, and
-    `filled` [length, K], which is false beyond its last. `over(transitions)` says which leaf [..., B] ends an episode.
-
-    Without replacement no episode comes twice in a batch; where there are fewer than asked for, the rest is not filled.
-    """
-
-    def __init__(self, replay: ReplayBuffer, length: int, over: Callable[[Any], Tensor], replace: bool = False):
-        super().__init__(replay, length)
-        self.over, self.replace = over, replace
-        shape, device = (replay.steps, replay.rows), replay.device
-        self.lasted = torch.zeros(shape, dtype=torch.long, device=device)  # [C, B] of the episode that ends there; else 0
-        self.clock = torch.zeros(replay.rows, dtype=torch.long, device=device)  # steps of the one under way
-
-    def wrote(self, steps: int) -> None:
-        r = self.replay
-        slots = r.slots(r.count - steps + torch.arange(steps, device=r.device))
-        over = self.over(r.transitions.take(slots[:, None] * r.rows + torch.arange(r.rows, device=r.device)))  # [T, B]
-        at = torch.arange(1, steps + 1, device=r.device)[:, None]
-        begun = torch.where(over, at, -self.clock).cummax(0).values  # where what follows began, at this rollout's count
-        before = torch.cat((-self.clock[None], begun[:-1]))
-        self.lasted.index_copy_(0, slots, (at - before) * over)
-        self.clock.copy_(steps - begun[-1])
-
-    def draws(self, count: int) -> int:
-        return count if self.replace else self.lasted.numel()
-
-    def candidates(self) -> Tensor:
-        """[C, B] the slots at which an episode ends that is in the ring from its first step on."""
-        r = self.replay
-        slots = torch.arange(r.steps, device=r.device)
-        step = r.count - 1 - (r.count - 1 - slots).remainder(r.steps)  # the last one that was written there
-        first = step[:, None] - self.lasted + 1
-        return (self.lasted > 0) & (first >= r.oldest)
-
-    def draw(self, noise: Tensor, count: int) -> Sample:
-        r, there = self.replay, self.candidates().flatten()
-        if self.replace:
-            ends = there.long().cumsum(0)
-            place = torch.searchsorted(ends, (noise * ends[-1]).long() + 1).clamp(max=len(ends) - 1)
-            there = there[place]
-        else:
-            place = torch.where(there, noise, -1.0).topk(min(count, len(there))).indices
-            place = place.repeat(-(-count // len(place)))[:count]
-            there = there[place] & (torch.arange(count, device=r.device) < self.lasted.numel())
-        length = self.lasted.flatten()[place] * there
-        filled = torch.arange(self.length, device=r.device)[:, None] < length
-        return Sample(r.slots(place // r.rows - length + 1), place % r.rows, filled=filled)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"lasted": self.lasted.clone(), "clock": self.clock.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.lasted.copy_(state["lasted"])
-        self.clock.copy_(state["clock"])
 
 
 # --- memory ---

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.spec import UserError, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_map
 
 
 class RolloutBuffer:
@@ -27,22 +29,16 @@ class RolloutBuffer:
 
     def take(self) -> Any:
         """The records since the last take. What it returned before is written over."""
-        records, self.records, place = self.records, [], 0
+        records, self.records, place = self.records, [], count()
+        return tree_map(lambda *xs: self._stacked(next(place), xs), *records)
 
-        def join(*xs: Tensor) -> Tensor:
-            nonlocal place
-            place += 1
-            times = Counter(map(id, xs))
-            if len(times) < len(xs) and any(x._version for x in xs if times[id(x)] > 1):
-                raise UserError(
-                    "a world returned one tensor in several steps and wrote to it: it must return new ones each step."
-                )
-            if all(x is xs[0] for x in xs):
-                return xs[0].expand(len(xs), *xs[0].shape)
-            shape = (len(xs), *xs[0].shape)
-            room = self.rooms.get(place)
-            if room is None or room.shape != shape:
-                room = self.rooms[place] = xs[0].new_empty(shape)
-            return torch.stack(xs, out=room)
-
-        return tree_map(join, *records)
+    def _stacked(self, place: int, xs: tuple[Tensor, ...]) -> Tensor:
+        times = Counter(map(id, xs))
+        if len(times) < len(xs) and any(x._version for x in xs if times[id(x)] > 1):
+            raise UserError("a world returned one tensor in several steps and wrote to it: it must return new ones each step.")
+        if len(times) == 1:
+            return xs[0].expand(len(xs), *xs[0].shape)
+        shape, room = (len(xs), *xs[0].shape), self.rooms.get(place)
+        if room is None or room.shape != shape:
+            room = self.rooms[place] = xs[0].new_empty(shape)
+        return torch.stack(xs, out=room)

@@ -25,7 +25,8 @@ from torch import Tensor
 from shoal.envs.conversions import Conversion, direct
 from shoal.envs.drawing import Sketch
 from shoal.envs.limits import refuse_more_than_fits, refuse_too_many_rows
-from shoal.spec import EnvSpec, Frame, Outcome, Result, UserError, View, where_rows
+from shoal.spec import EnvSpec, Frame, Outcome, Result, UserError, View
+from shoal.tree import where_rows
 
 State = dict[str, Tensor]
 Phase = Literal["middle", "last", "any"]  # what the host knows: no row is over after this step, all are, or neither

@@ -40,7 +40,8 @@ from shoal.envs.conversions import Conversion, conversion
 from shoal.envs.spaces import Moves, Observer, kind_of
 from shoal.envs.workers import cores
 from shoal.ids import near
-from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_map
+from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result, UserError, View
+from shoal.tree import tree_map
 
 GROUP = "agents"
 BITS = 15  # of a seed, from each of two uniform numbers

@@ -35,7 +35,8 @@ from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pettingzoo import imported, made
 from shoal.envs.spaces import Moves, kind_of, settings
 from shoal.ids import near
-from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View, tree_leaves, where_rows
+from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View
+from shoal.tree import tree_leaves, where_rows
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment as Inner

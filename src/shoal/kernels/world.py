@@ -32,7 +32,8 @@ from shoal.kernels import emit
 from shoal.kernels.compiler import CannotFuse, library
 from shoal.kernels.scalars import Node
 from shoal.kernels.trace import ROWS, Tracer
-from shoal.spec import Box, EnvSpec, Frame, Outcome, tree_leaves
+from shoal.spec import Box, EnvSpec, Frame, Outcome
+from shoal.tree import tree_leaves
 
 BLOCK = 64  # rows of a block on CUDA
 FLAGS = ("-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC", "-lm")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.algos.base import Algorithm
+from shoal.algos.samples import Samples
 from shoal.envs.base import Environment
 from shoal.log.console import clock
 from shoal.ops.distributions import params_of
@@ -59,8 +60,9 @@ def header(resolved: Any, folder: Path, env: Environment, players: list[Algorith
         "icm": None,
     }
     lines = [f"{k}: {v}" for k, v in facts.items()]
-    classes = [cls for a in players if a.learns for cls in type(a).__mro__ if issubclass(cls, Algorithm)]
-    files = dict.fromkeys(Path(inspect.getfile(cls)) for cls in classes)
+    parts = [cls for a in players if a.learns for m in a.modules() for cls in type(m).__mro__]
+    learning = [c for c in (*parts, Samples) if issubclass(c, Algorithm) or c.__module__.startswith("shoal.algos.")]
+    files = dict.fromkeys(Path(inspect.getfile(cls)) for cls in learning)
     for path in files:
         lines += [RULE, f"# {path.parent.name}/{path.name}", RULE, path.read_text().rstrip()]
     return "\n".join([*lines, RULE, "config:", resolved_json(resolved, players), RULE])

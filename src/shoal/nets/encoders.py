@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import ACTIVATIONS, NetConfig, affine, layers_of
+from shoal.nets.config import NetConfig, layers_of
+from shoal.nets.layers import ACTIVATIONS, affine
 from shoal.nets.parts import VECTOR, images_of, vector_width
 from shoal.spec import Group, Shape, UserError
 

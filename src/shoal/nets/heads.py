@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.ids import own_object
-from shoal.nets.layers import ACTIVATIONS, MLP, NetConfig, affine
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import MLP, affine
 from shoal.nets.memory import Memory
-from shoal.ops import distributions, values
-from shoal.ops.explore import EDGE
-from shoal.spec import Box, Discrete, MultiDiscrete, Space, UserError
+from shoal.nets.own import own_module
+from shoal.ops import distributions
+from shoal.spec import Box, Space, UserError
 
 State = dict[str, Tensor]
 Gains = float | tuple[tuple[float, int], ...]
@@ -68,10 +68,6 @@ class Net(nn.Module):
         self.memory = Memory(inside, agents, net, generator)
         self.out = affine(net.memory_width, width_out, agents, net, generator, gain)
 
-    @property
-    def fused(self) -> bool:
-        return isinstance(self.body, MLP) and self.body.fused
-
     def zero_memory(self, rows: int, device: torch.device) -> State:
         """Of agents that start: [B, N, ...]; empty without memory."""
         return {} if self.memory is None else self.memory.zero(rows, device)
@@ -109,10 +105,10 @@ class Actor(nn.Module):
         log_std: float = 0.0,
     ):
         super().__init__()
-        self.space, self.squash, self.judges = space, squash, net.trunk == "shared"
+        self.space, self.squash, self.values = space, squash, net.trunk == "shared"
         self.params = distributions.params_of(space)
-        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.judges else net.gain_actor
-        self.net = Net(encoder, self.params + self.judges, agents, net, generator, gain)
+        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.values else net.gain_actor
+        self.net = Net(encoder, self.params + self.values, agents, net, generator, gain)
         if isinstance(space, Box):
             owners = net.owners(agents)
             self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
@@ -137,12 +133,12 @@ class Actor(nn.Module):
     ) -> tuple[Any, Tensor | None, State]:
         """The distribution, the value where the trunk is shared, and the memory after: see `Net`."""
         out, after = self.net(x, state, start, active)
-        params = out[..., : self.params].contiguous() if self.judges else out
+        params = out[..., : self.params].contiguous() if self.values else out
         log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
         if log_std is not None and self.owners is not None:
             log_std = log_std[self.owners]
-        pi = distributions.make(self.space, params, legal, log_std, self.squash, self.net.fused)
-        return pi, out[..., self.params] if self.judges else None, after
+        pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
+        return pi, out[..., self.params] if self.values else None, after
 
     def value(
         self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
@@ -193,167 +189,3 @@ class Critic(nn.Module):
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
         out, after = self.net(x, state, start, active)
         return out[..., 0], after
-
-
-class ActionCritic(nn.Module):
-    """What a moment and the actions in it are worth: what is seen, perhaps a memory of it, and then actions beside that.
-
-    `features` encodes what is seen, [..., N, F]; `forward` values [..., N] or [..., N, width_out] of features and actions.
-    Memory is of what was seen alone, so that one pass over a sequence serves any number of actions. With one agent the values
-    are everybody's: features [..., 1, F] and actions [..., K, A], of which each of the K is worth something.
-    """
-
-    def __init__(
-        self,
-        encoder: nn.Module | int,
-        actions: int,
-        width_out: int,
-        agents: tuple[str, ...],
-        net: NetConfig,
-        generator: torch.Generator,
-        gain: float,
-        central: bool,  # what is seen has no dimension of agents yet, [..., S]
-    ):
-        super().__init__()
-        self.central, self.n = central, len(agents)
-        net = net if net.critic_hidden is None else replace(net, hidden=net.critic_hidden)
-        width: int = encoder if isinstance(encoder, int) else encoder.width  # type: ignore[assignment]
-        self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
-        self.memory: Memory | None = None
-        if net.memory != "none":
-            inside = net.hidden[0] if net.hidden else net.memory_width
-            bare = replace(net, hidden=())
-            self.body = MLP(width, inside, agents, bare, generator, net.hidden_gain, last=True)
-            self.memory, width = Memory(inside, agents, net, generator), net.memory_width
-        self.head = Net(width + actions, width_out, agents, replace(net, memory="none"), generator, gain)
-
-    def features(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Features, and the memory after: see `Net`."""
-        x = x if self.encoder is None else self.encoder(x)
-        if self.central:
-            x = x[..., None, :] if self.n == 1 else x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
-        if self.memory is None:
-            return x, {}
-        assert state is not None
-        x = self.body(x)
-        after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
-        return after["hidden"], after
-
-    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
-        if self.n == 1:
-            features = features.expand(*actions.shape[:-1], features.shape[-1])
-            return self.head(torch.cat((features, actions), -1)[..., None, :])[0][..., 0, :]
-        return self.head(torch.cat((features, actions), -1))[0]
-
-
-class QNetwork(nn.Module):
-    """Observations [..., N, *] -> what every choice is worth, [..., N, A]: those of all dimensions end to end. First values
-    are small, as `gain_actor` says: what a net makes up at random before it has learnt is what a maximum looks for.
-
-    `dueling`: a value and advantages, which share all layers but the output's weights. `noisy`: the output's weights carry
-    noise whose size is learnt, in the place of exploration by chance.
-    """
-
-    def __init__(
-        self,
-        encoder: nn.Module | int,
-        space: Discrete | MultiDiscrete,
-        agents: tuple[str, ...],
-        net: NetConfig,
-        generator: torch.Generator,
-        dueling: bool = False,
-        noisy: bool = False,
-    ):
-        super().__init__()
-        self.space, self.dueling, self.choices = space, dueling, sum(space.sizes)
-        width = self.choices + (len(space.sizes) if dueling else 0)
-        if not noisy:
-            self.net, self.out = Net(encoder, width, agents, net, generator, net.gain_actor), None
-            return
-        inside = net.hidden[-1] if net.hidden else net.memory_width
-        front = net if net.memory != "none" else replace(net, hidden=net.hidden[:-1])
-        self.net = Net(encoder, inside, agents, front, generator, net.hidden_gain)
-        self.out = Noisy(inside, width, agents, net, generator)
-
-    @property
-    def noise(self) -> int:
-        """Uniform numbers that noisy weights take, for each agent."""
-        return 0 if self.out is None else self.out.noise
-
-    def forward(
-        self,
-        x: Any,
-        state: State | None = None,
-        start: Tensor | None = None,
-        active: Tensor | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        """Values, and the memory after: see `Net`. noise [..., self.noise], or none for the weights' means."""
-        q, after = self.net(x, state, start, active)
-        if self.out is not None:
-            q = self.out(self.out.activation(q), noise)
-        if self.dueling:
-            q = values.dueling(q[..., : self.choices], q[..., self.choices :], self.space)
-        return q, after
-
-
-class Noisy(nn.Module):
-    """A layer whose weights are w + sigma * f(e_out) f(e_in)^T with f(e) = sign(e) sqrt|e| (Fortunato et al., 2018,
-    https://arxiv.org/abs/1706.10295). Factorised noise goes in and out beside the product, so that every row and agent can have
-    noise of its own."""
-
-    def __init__(
-        self,
-        width_in: int,
-        width_out: int,
-        agents: tuple[str, ...],
-        net: NetConfig,
-        generator: torch.Generator,
-        first: float = 0.5,
-    ):
-        super().__init__()
-        self.width_in, self.noise, self.activation = width_in, width_in + width_out, ACTIVATIONS[net.activation]
-        self.mean = affine(width_in, width_out, agents, net, generator, net.gain_actor)
-        self.spread = affine(width_in, width_out, agents, net, generator)
-        for p in (*self.spread.weights, *self.spread.biases):
-            nn.init.constant_(p, first / width_in**0.5)
-
-    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        y = self.mean(x)
-        if noise is None:
-            return y
-        e = torch.special.ndtri(noise.clamp(EDGE, 1 - EDGE))
-        e = e.sign() * e.abs().sqrt()
-        return y + e[..., self.width_in :] * self.spread(x * e[..., : self.width_in])
-
-
-def own_module(
-    net: NetConfig, width_in: int, width_out: int, agents: tuple[str, ...] | int, generator: torch.Generator
-) -> nn.Module | None:
-    """The user's own module, made as `Class(width_in, width_out, agents)`, to map [..., N, width_in] to [..., N, width_out].
-    It draws its first weights from PyTorch's one generator, which is seeded from ours and put back."""
-    if net.module is None:
-        return None
-    cls = own_object(net.module, "--net.module")
-    n = agents if isinstance(agents, int) else len(agents)
-    seed = int(torch.randint(2**31, (), generator=generator))
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            module = cls(width_in, width_out, n)
-            out = module.eval()(torch.zeros(2, n, width_in)) if isinstance(module, nn.Module) else None  # lazy layers draw here
-    except Exception as e:  # whatever the user's class does
-        raise UserError(
-            f"--net.module is {net.module}, which could not be made with ({width_in}, {width_out}, {n}) and tried on an input "
-            f"{[2, n, width_in]}: {type(e).__name__}: {e}."
-        ) from e
-    if not isinstance(module, nn.Module):
-        raise UserError(f"--net.module is {net.module}, which makes no nn.Module but {type(module).__name__}.")
-    shape = list(getattr(out, "shape", ()))
-    if shape != [2, n, width_out]:
-        raise UserError(
-            f"--net.module {net.module} made {shape} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
-        )
-    return module.train()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.nets.layers import NetConfig, affine
-from shoal.spec import tree_map, where_rows
+from shoal.nets.config import NetConfig
+from shoal.nets.layers import affine
+from shoal.tree import tree_map, where_rows
 
 State = dict[str, Tensor]
 

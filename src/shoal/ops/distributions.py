@@ -9,7 +9,7 @@ Log-probabilities and entropies are summed over action dimensions: [...]. Masks 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,14 +39,9 @@ def noise_of(space: Space) -> int:
     return params_of(space)
 
 
-def make(  # type: ignore[no-untyped-def]
-    space: Space,
-    params: Tensor,
-    legal: Tensor | None = None,
-    log_std: Tensor | None = None,
-    squash: bool = False,
-    fused: bool = False,
-):
+def make(
+    space: Space, params: Tensor, legal: Any = None, log_std: Any = None, squash: bool = False, fused: bool = False
+) -> Any:
     """`fused`: with kernels of our own, where there are some."""
     if isinstance(space, Box):
         assert log_std is not None

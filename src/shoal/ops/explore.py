@@ -33,8 +33,8 @@ def epsilon_greedy(
     """`greedy`, or with probability `epsilon` any legal action: tossed for each row and agent. noise [..., A + 1]."""
     coin, u = noise[..., 0], noise[..., 1:]
     anything = Choice(torch.zeros_like(u), space.sizes, legal, space.shape == ()).sample(u)
-    wild = coin < epsilon
-    return anything.where(wild if space.shape == () else wild[..., None], greedy)
+    random = coin < epsilon
+    return anything.where(random if space.shape == () else random[..., None], greedy)
 
 
 def epsilon_keeping(
@@ -55,11 +55,11 @@ def epsilon_keeping(
     goes_on = (before[..., 0] > 0) & (stay < keep)
     if legal is not None:
         goes_on = goes_on & (taken(legal.float(), old[..., 0] if single else old, space) == 1)
-    wild = goes_on | (coin < epsilon * (1 - keep) / (1 - epsilon * keep))
+    random = goes_on | (coin < epsilon * (1 - keep) / (1 - epsilon * keep))
     anything = Choice(torch.zeros_like(u), space.sizes, legal, single).sample(u)
     sample = old.where(goes_on[..., None], anything[..., None] if single else anything)
-    action = (sample[..., 0] if single else sample).where(wild if single else wild[..., None], greedy)
-    return action, torch.cat((wild[..., None].long(), sample), -1)
+    action = (sample[..., 0] if single else sample).where(random if single else random[..., None], greedy)
+    return action, torch.cat((random[..., None].long(), sample), -1)
 
 
 def floored(probability: Tensor, epsilon: Tensor, space: Discrete | MultiDiscrete, legal: Tensor | None) -> Tensor:

@@ -86,19 +86,13 @@ def value(
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """1 - Var(target - value) / Var(target): one is perfect, zero no better than the mean."""
-
-    def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-    return 1 - variance(target - value) / variance(target).clamp(min=1e-8)
+    error, spread = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (target - value, target))
+    return 1 - error / spread.clamp(min=1e-8)
 
 
-def counted(x: Tensor, mask: Tensor | None) -> tuple[Any, Tensor | None]:
-    """How many samples are active, and whether any is (without one there is no step, for Adam would go on moving)."""
-    if mask is None:
-        return x.numel(), None
-    count = mask.sum()
-    return count, count > 0
+def active_count(x: Tensor, mask: Tensor | None) -> Any:
+    """How many samples are active."""
+    return x.numel() if mask is None else mask.sum()
 
 
 def masked_sum(x: Tensor, mask: Tensor | None) -> Tensor:

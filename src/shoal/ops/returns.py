@@ -5,6 +5,8 @@ Everything is [T, B, N]: what agent n of row b earned, and whether it ended, in 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,22 +37,30 @@ def gae(
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
     reward = reward.to(value_t.dtype)  # worlds pay in any
-    if kernels and active is None:
+    if active is not None:
+        return _turn_gae(reward, value_t, value_tp1 * ~terminated, terminated | cut, gamma, lam, active, unsettled)
+    if kernels:
         return for_device(reward.device).gae(reward, value_t, value_tp1, terminated, cut, gamma, lam)
-    value_tp1 = value_tp1 * ~terminated
-    ends = terminated | cut
-    if active is not None:
-        reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, active)
-    delta = reward + gamma * value_tp1 - value_t
-    trace = gamma * lam * (~ends).to(delta.dtype)
-    if active is not None:
-        delta = delta * (active if unsettled is None else active & ~unsettled)
-        trace = torch.where(active, trace, (~ends).to(trace.dtype))  # waiting hands the next turn's advantage on
-    advantage = torch.empty_like(delta)
-    later = torch.zeros_like(delta[0])
+    delta = reward + gamma * (value_tp1 * ~terminated) - value_t
+    return _traced(delta, gamma * lam * (~(terminated | cut)).to(delta.dtype))
+
+
+def _traced(delta: Tensor, trace: Tensor) -> Tensor:
+    """A_t = delta_t + trace_t A_{t+1}."""
+    advantage, later = torch.empty_like(delta), torch.zeros_like(delta[0])
     for d, w, out in reversed(list(zip(delta.unbind(), trace.unbind(), advantage.unbind(), strict=True))):
         later = torch.addcmul(d, w, later, out=out)
-    return advantage if active is None else advantage * active
+    return advantage
+
+
+def _turn_gae(
+    reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, gamma: float, lam: float, active: Tensor, unsettled: Any
+) -> Tensor:
+    reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, active)
+    delta = (reward + gamma * value_tp1 - value_t) * (active if unsettled is None else active & ~unsettled)
+    goes_on = (~ends).to(delta.dtype)
+    trace = torch.where(active, gamma * lam * goes_on, goes_on)  # waiting hands the next turn's advantage on
+    return _traced(delta, trace) * active
 
 
 def unsettled_turns(terminated: Tensor, ends: Tensor, active: Tensor, turn_tp1: Tensor) -> Tensor:

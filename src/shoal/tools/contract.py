@@ -36,10 +36,11 @@ from shoal.algos.base import Seat
 from shoal.algos.random import Random
 from shoal.envs.base import Environment
 from shoal.envs.rows import parts
-from shoal.nets.layers import NetConfig
-from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result, tree_leaves, tree_map
+from shoal.nets.config import NetConfig
+from shoal.spec import Box, EnvSpec, Frame, Group, Outcome, Result
 from shoal.training.collect import Players, play
 from shoal.training.seeds import generator
+from shoal.tree import tree_leaves, tree_map
 
 Level = Literal["ok", "note", "problem"]
 REPLAYED = 64  # steps that are played twice

@@ -27,7 +27,7 @@ from shoal.spec import EnvSpec, Frame, Outcome, UserError
 from shoal.tools.contract import BrokenError, Contract, Findings, random_players
 from shoal.tools.raw import stranded
 from shoal.tools.rawcheck import RawCheck
-from shoal.training.collect import Collector
+from shoal.training.collect import make_collector
 from shoal.training.seeds import generator
 
 PATIENCE = 10.0  # seconds that each of the two checks steps at most, whatever --steps says
@@ -204,7 +204,7 @@ class Doctor:
         for how, c in ways.items():
             with self.during(f"stepping {how}", 10 * self.options.rows):
                 env = cls(c, rows=self.options.rows)
-                collector = Collector(env, random_players(env.spec), generator(0, "speed"))
+                collector = make_collector(env, random_players(env.spec), generator(0, "speed"))
                 collector.collect(1)
                 steps, began = 0, time.perf_counter()
                 while (passed := time.perf_counter() - began) < SPEED:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import Acted, Algorithm, zero_where
+from shoal.algos.base import Acted, Algorithm
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space, tree_leaves, tree_map
+from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space
 from shoal.training.seeds import restore_generator
 from shoal.training.stats import EpisodeStats
+from shoal.tree import tree_leaves, tree_map, zero_where
 
 
 class Players:
@@ -42,7 +43,7 @@ class Players:
         acted = Acted({}, {}, {})
         for a in self.algorithms:
             before = {g: zero_where(frame[g].start, memory[g]) for g in a.groups}
-            part = a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore)
+            part = Acted(*a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore))
             acted = Acted(acted.actions | part.actions, acted.memory | part.memory, acted.extras | part.extras)
         return acted
 
@@ -78,71 +79,32 @@ class Collector:
         self.env, self.players, self.generator = env, players, generator
         self.frame = env.reset(self._uniform(env.rows, env.noise))
         self.memory = players.memory(env.rows, env.device)
-        self.buffers = [RolloutBuffer() for _ in env.halves or (0,)]
+        self.buffer = RolloutBuffer()
         self.episode_stats = EpisodeStats(env)
         self.remembers = False  # keep the memory before every step, not before the first alone
 
     @torch.no_grad()
     def collect(self, steps: int) -> Batch:
-        env: Any = self.env
-        mark = (self.frame, self.memory, self.generator.get_state(), env.mark()) if env.halves else None
-        world_noise = self._uniform(steps, env.rows, env.noise).unbind()
-        noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, env.rows).items()}
-        before = self.memory
-        in_turn = self._in_halves if env.halves else self._in_step
-        try:
-            *parts, stats, lost, memories = in_turn(steps, noise, world_noise)
-        except NotFiniteError:  # as if this rollout had not begun: what is saved now is good
-            if mark is not None:
-                self.frame, self.memory, generator, rows = mark
-                self.generator.set_state(generator)
-                env.rewind(rows)
-            raise
-        batch = Batch(*parts, before)  # type: ignore[call-arg]
-        batch.memories = memories
+        before, world_noise = self.memory, self._uniform(steps, self.env.rows, self.env.noise).unbind()
+        noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, self.env.rows).items()}
+        *parts, stats, lost, memories = self._steps(steps, noise, world_noise)
+        batch = Batch(*parts, memory=before, memories=memories)  # type: ignore[misc]
         self.episode_stats.count({g: p.reward for g, p in batch.results.items()}, batch.over, stats, lost)
         return batch
 
-    def _in_step(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
-        """All rows at once."""
-        (buffer,) = self.buffers
+    def _steps(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
+        """So many of all rows at once."""
         for t in range(steps):
             now, before = {g: x[t] for g, x in noise.items()}, self.memory
             actions, self.memory, extras = self.players.act(self.frame, self.memory, now, explore=True)
-            buffer.put(self._record(self.frame, before, actions, extras, outcome := play(self.env, actions, world_noise[t])))
+            outcome = play(self.env, actions, world_noise[t])
+            self.buffer.put(self._record(self.frame, before, actions, extras, outcome))
             self.frame = outcome.frame
-        return buffer.take()
-
-    def _in_halves(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
-        """One half of the rows is acted for while the other is stepped elsewhere."""
-        env: Any = self.env
-        frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
-        memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]
-        acted: list[Any] = [None] * len(frames)
-
-        def act(k: int, t: int) -> None:
-            half = env.halves[k]
-            now = {g: x[t][half] for g, x in noise.items()}
-            before = memories[k]
-            actions, memories[k], extras = self.players.act(frames[k], memories[k], now, explore=True)
-            acted[k] = before, actions, extras
-            env.send(k, in_space(env.spec, actions), world_noise[t][half])
-
-        for k in range(len(frames)):
-            act(k, 0)
-        for t in range(steps):
-            for k, buffer in enumerate(self.buffers):
-                outcome, (before, actions, extras) = env.receive(k), acted[k]
-                buffer.put(self._record(frames[k], before, actions, extras, outcome))
-                frames[k] = outcome.frame
-                if t + 1 < steps:
-                    act(k, t + 1)
-        self.frame, self.memory = joined(frames, 0), joined(memories, 0)
-        return joined([buffer.take() for buffer in self.buffers], 1)
+        return self.buffer.take()
 
     def _record(self, frame: Frame, memory: Any, actions: Any, extras: Any, outcome: Outcome) -> tuple[Any, ...]:
-        told = (outcome.results, outcome.over, extras, outcome.stats, outcome.lost)
-        return frame, outcome.next, actions, *told, memory if self.remembers else None
+        happened = (outcome.results, outcome.over, extras, outcome.stats, outcome.lost)
+        return frame, outcome.next, actions, *happened, memory if self.remembers else None
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.generator.device)
@@ -175,6 +137,55 @@ class Collector:
         self.episode_stats.load_state_dict(state["tally"])
         if anew is not None:
             self.episode_stats.drop(anew)
+
+
+class HalvesCollector(Collector):
+    """Of a world in other processes: one half of the rows is acted for while the other is stepped elsewhere."""
+
+    def __init__(self, env: Environment, players: Players, generator: torch.Generator):
+        super().__init__(env, players, generator)
+        self.buffers = [RolloutBuffer() for _ in env.halves]
+
+    def collect(self, steps: int) -> Batch:
+        env: Any = self.env
+        mark = self.frame, self.memory, self.generator.get_state(), env.mark()
+        try:
+            return super().collect(steps)
+        except NotFiniteError:  # as if this rollout had not begun: what is saved now is good
+            self.frame, self.memory, generator, rows = mark
+            self.generator.set_state(generator)
+            env.rewind(rows)
+            raise
+
+    def _steps(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
+        env: Any = self.env
+        frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
+        memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]
+        acted: list[Any] = [None] * len(frames)
+
+        def act(k: int, t: int) -> None:
+            half = env.halves[k]
+            now = {g: x[t][half] for g, x in noise.items()}
+            before = memories[k]
+            actions, memories[k], extras = self.players.act(frames[k], memories[k], now, explore=True)
+            acted[k] = before, actions, extras
+            env.send(k, in_space(env.spec, actions), world_noise[t][half])
+
+        for k in range(len(frames)):
+            act(k, 0)
+        for t in range(steps):
+            for k, buffer in enumerate(self.buffers):
+                outcome, (before, actions, extras) = env.receive(k), acted[k]
+                buffer.put(self._record(frames[k], before, actions, extras, outcome))
+                frames[k] = outcome.frame
+                if t + 1 < steps:
+                    act(k, t + 1)
+        self.frame, self.memory = joined(frames, 0), joined(memories, 0)
+        return joined([buffer.take() for buffer in self.buffers], 1)
+
+
+def make_collector(env: Environment, players: Players, generator: torch.Generator) -> Collector:
+    return (HalvesCollector if env.halves else Collector)(env, players, generator)
 
 
 def joined(halves: list[Any], rows_at: int) -> Any:

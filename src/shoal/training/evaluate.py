@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import EnvSpec, UserError, tree_map
+from shoal.spec import EnvSpec, UserError
 from shoal.training.collect import Players, play
 from shoal.training.finite import FirstNotFinite
 from shoal.training.seeds import generator
 from shoal.training.stats import returns_of
+from shoal.tree import tree_map
 
 MOST_EPISODES = 10_000_000
 LONGEST = 100_000  # steps

@@ -24,8 +24,8 @@ from shoal.log.console import Display, clock, short
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
+from shoal.training.diverged import check_finite
 from shoal.training.evaluate import AbandonedError
-from shoal.training.finite import check_finite
 from shoal.training.offpolicy import memory_to_store, transitions_of
 from shoal.training.parts import LoopParts
 from shoal.training.seeds import global_seed
@@ -48,10 +48,10 @@ class Loop(LoopParts):
         with global_seed(*seed, device=self.env.device) if self.draws_globally else nullcontext():
             self.on_device()
             self.step += self.rollout * self.env.rows
-            for trainer, update in zip(self.trainers, self.on_device_updates, strict=True):
+            for k, trainer in enumerate(self.trainers):
                 trainer.set_schedules(Now(before, self.config.steps, 0))
                 for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
-                    update()
+                    self.on_device_updates[k]()  # if it cannot be captured, the next one is the plain trainer
 
     def iteration(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
@@ -86,6 +86,10 @@ class Loop(LoopParts):
         priority = metrics.pop("priority", None)
         self.means.add(",".join(learner.groups), metrics)
         return priority
+
+    def uniform(self, count: int) -> Tensor:
+        """Numbers to draw from the replay with."""
+        return torch.rand(count, dtype=torch.float64, generator=self.update_noise, device=self.env.device)
 
     # --- a run ---
 

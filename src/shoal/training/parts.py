@@ -20,17 +20,18 @@ from shoal.log.console import Display
 from shoal.log.logger import Logger
 from shoal.log.report import Facts
 from shoal.spec import Batch, UserError
-from shoal.training.collect import Collector
+from shoal.training.collect import make_collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.finite import FirstNotFinite
 from shoal.training.hooks import Hook, Hooks
-from shoal.training.offpolicy import Segments, cost, make_trainers
+from shoal.training.offpolicy import cost, make_trainers
 from shoal.training.players import load_weights, make_players, recorded_players, rollout_steps
 from shoal.training.run import Run
 from shoal.training.seeds import generator
+from shoal.training.segments import Segments
 from shoal.training.settings import Resolved
 from shoal.training.shaping import Shapers, Shaping, shapers_of
-from shoal.training.speedup import set_threads, speed_up
+from shoal.training.speedup import set_backends, speed_up
 from shoal.training.stats import MetricMeans
 
 
@@ -43,7 +44,7 @@ class LoopParts(ABC):
 
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shaper: Shapers = None):
         self.resolved, self.config, device = resolved, resolved.run, resolved.device
-        seed, kernels = self.config.seed, set_threads(self.config, device)
+        seed, kernels = self.config.seed, set_backends(self.config, device)
         self.env = resolved.make_env(self.config.envs)
         rows, self.eval_each = rows_for(resolved.eval.episodes, self.env.widest)
         self.eval_env = resolved.make_env(rows)
@@ -66,7 +67,7 @@ class LoopParts(ABC):
         self.draws_globally = bool(shapers) or any(
             a.net.module is not None for a in self.learners
         )  # code of the user's own may
-        self.collector = Collector(self.env, self.players, generator(seed, "collect", device=device))
+        self.collector = make_collector(self.env, self.players, generator(seed, "collect", device=device))
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
         self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line
@@ -83,7 +84,7 @@ class LoopParts(ABC):
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
         self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
-        self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self._uniform)
+        self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
         self.remarks += [cost(self.replay)] if self.replay is not None else []
         self.on_device: Callable[[], None] = self.iteration
         self.on_device_updates: list[Callable[[], None]] = [*self.trainers]
@@ -96,6 +97,9 @@ class LoopParts(ABC):
 
     @abstractmethod
     def iteration(self) -> None: ...
+
+    @abstractmethod
+    def uniform(self, count: int) -> Tensor: ...
 
     @abstractmethod
     def update(self, learner: Algorithm, batch: Batch) -> Tensor | None: ...
@@ -124,9 +128,6 @@ class LoopParts(ABC):
             return evaluate(self.eval_env, self.players, *how, longest=e.longest, abandon=self.leaving)
         finally:
             self.evaluating = False
-
-    def _uniform(self, count: int) -> Tensor:
-        return torch.rand(count, dtype=torch.float64, generator=self.update_noise, device=self.env.device)
 
     def _due(self, before: int, every: int | str, share: int) -> bool:
         """Whether this iteration crossed a multiple of `every`, or ended the run. Host counts alone decide."""

@@ -14,7 +14,7 @@ from shoal.log.console import Display, Progressor
 from shoal.log.logger import Logger, cut
 from shoal.spec import NotFiniteError, StoppedError, UserError
 from shoal.training import trust
-from shoal.training.finite import explained
+from shoal.training.diverged import explained
 from shoal.training.speedup import Captured
 from shoal.training.state import set_later_aside
 

@@ -18,7 +18,7 @@ from shoal import files
 from shoal.flags import Flag, build, flags_of, parse_span, refuse_huge
 from shoal.ids import Entry, find, near
 from shoal.log.logger import LogConfig
-from shoal.nets.layers import NetConfig
+from shoal.nets.config import NetConfig
 from shoal.spec import EnvSpec, UserError
 from shoal.training.checkpoint import SaveConfig
 from shoal.training.evaluate import EvalConfig

@@ -34,7 +34,7 @@ from shoal.ids import slug
 from shoal.kernels import native
 from shoal.log.console import Board, Place
 from shoal.spec import UserError
-from shoal.training.finite import DivergedError
+from shoal.training.diverged import DivergedError
 from shoal.training.loop import Loop
 from shoal.training.run import Run, named, refuse_taken
 from shoal.training.settings import RunConfig, Settings

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from shoal.algos.base import Algorithm
 from shoal.ids import near, own_object
-from shoal.spec import Batch, EnvSpec, Frame, UserError, tree_map
+from shoal.spec import Batch, EnvSpec, Frame, UserError
+from shoal.tree import tree_map
 
 PYTHON = "python:"  # stands before the name of a function that cannot be found by import
 Shaper = Callable[[Tensor, Any, Tensor, int], Tensor]  # (reward [T, B, N], obs, step, steps) -> reward

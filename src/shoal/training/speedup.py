@@ -25,18 +25,21 @@ from shoal.kernels.compiler import keep_memory
 from shoal.kernels.graph import Launcher, capture
 from shoal.kernels.recording import Recording
 from shoal.ops.kernels import for_device
-from shoal.spec import tree_leaves, tree_map
 from shoal.training.offpolicy import OffPolicyTrainer
 from shoal.training.settings import RunConfig, most_compiled
 from shoal.training.state import load_replay_state, replay_state
+from shoal.tree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from shoal.training.loop import Loop
 
 
-def set_threads(config: RunConfig, device: torch.device) -> bool:
-    """Set PyTorch's threads and ours. Returns whether algorithms are to take Shoal's own kernels."""
+def set_backends(config: RunConfig, device: torch.device) -> bool:
+    """Set PyTorch's threads and ours, and the precision of products, by which nets choose their kernels. Returns whether
+    algorithms are to take Shoal's own kernels."""
     fused = config.compile == "fused"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.matmul == "tf32"
+    torch.backends.cudnn.deterministic = True  # convolutions that add up in any order would not repeat
     torch.set_num_threads(1 if fused and device.type == "cpu" else config.threads or 1)  # PyTorch's spin while they wait
     native.share(config.threads or cores())
     keep_memory()
@@ -46,8 +49,6 @@ def set_threads(config: RunConfig, device: torch.device) -> bool:
 def speed_up(loop: Loop) -> None:
     """Capture iterations and updates, or record updates, and fuse the worlds' steps."""
     mode, cuda = loop.config.compile, loop.env.device.type == "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = loop.config.matmul == "tf32"
-    torch.backends.cudnn.deterministic = True  # convolutions that add up in any order would not repeat
     native_world = isinstance(loop.env, World)
     if mode != "off" and cuda and native_world:
         loop.on_device = Captured(loop, loop.iteration, partial(setattr, loop, "on_device"))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import UserError, tree_map
+from shoal.spec import UserError
+from shoal.tree import tree_map
 
 
 class EpisodeStats:

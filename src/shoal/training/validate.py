@@ -60,9 +60,9 @@ def _counts(loop: Loop, state: dict[str, Any]) -> Iterator[str]:
         yield f"its seconds are {state['seconds']}"
     if math.isnan(state["best"]) or not 0 <= state["evaluations"] < MOST:
         yield f"its best score is {state['best']}, of {state['evaluations']} evaluations"
-    for told in state.get("lessons", {}).values():
-        if not 0 <= told["since"] <= state["step"] or told["since"] % lap or not 0 <= told["done"] < MOST:
-            yield f"its replay began at step {told['since']}, after {told['done']} updates"
+    for trainer in state.get("lessons", {}).values():
+        if not 0 <= trainer["since"] <= state["step"] or trainer["since"] % lap or not 0 <= trainer["done"] < MOST:
+            yield f"its replay began at step {trainer['since']}, after {trainer['done']} updates"
 
 
 def _clock(env: World, state: dict[str, Tensor]) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _clock(env: World, state: dict[str, Tensor]) -> Iterator[str]:
 def _played(mine: dict[str, Any], theirs: Any) -> Iterator[str]:
     """The state of worlds elsewhere: where it has the episodes' actions, [steps, N, ...] for each group of each row."""
     if not isinstance(theirs, dict) or set(theirs) != set(mine):
-        yield "its worlds are told in another form than here"
+        yield "its worlds are saved in another form than here"
         return
     for k in ("seeds", "seen", "steps", "clock"):
         yield from checkpoint.misfits(mine.get(k), theirs.get(k), k)
@@ -140,14 +140,14 @@ def _logs(folder: Path, marks: Any, branched: bool) -> Iterator[str]:
 def _replay(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterator[str]:
     """What it names of the replay: parts that follow each other up to now, from before the oldest step that is still held."""
     assert loop.replay is not None
-    told, since = state["replay"], next((x["since"] for x in state.get("lessons", {}).values()), 0)
+    saved, since = state["replay"], next((x["since"] for x in state.get("lessons", {}).values()), 0)
     form = {"count": 0, "spans": [], "state": own}
-    if problems := checkpoint.misfits(form, {**told, "spans": []} if isinstance(told, dict) else told, "replay"):
+    if problems := checkpoint.misfits(form, {**saved, "spans": []} if isinstance(saved, dict) else saved, "replay"):
         yield from problems
         return
-    count, spans = (state["step"] - since) // loop.env.rows, told.get("spans")
-    if told["count"] != count or int(told["state"]["count"]) != count:
-        yield f"its replay is of {told['count']} steps a row, and {count} were made"
+    count, spans = (state["step"] - since) // loop.env.rows, saved.get("spans")
+    if saved["count"] != count or int(saved["state"]["count"]) != count:
+        yield f"its replay is of {saved['count']} steps a row, and {count} were made"
     if not isinstance(spans, list) or not all(
         isinstance(s, list | tuple) and len(s) == 2 and all(type(x) is int for x in s) and 0 <= s[0] < s[1] for s in spans
     ):

@@ -23,7 +23,8 @@ from scipy import stats
 from shoal.envs.base import World
 from shoal.envs.drawing import Sketch
 from shoal.ids import find
-from shoal.spec import Box, Outcome, UserError, tree_leaves
+from shoal.spec import Box, Outcome, UserError
+from shoal.tree import tree_leaves
 
 torch.set_num_threads(1)
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,7 +9,8 @@ import torch
 
 from shoal.envs.mpe.world import Scenario
 from shoal.ids import catalog
-from shoal.spec import Frame, Outcome, tree_leaves
+from shoal.spec import Frame, Outcome
+from shoal.tree import tree_leaves
 
 from .reference import AGENTS, make, random_actions
 

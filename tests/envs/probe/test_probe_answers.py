@@ -13,7 +13,8 @@ from worlds import probes
 
 from shoal.envs.probe.base import Probe, Valued
 from shoal.ids import catalog
-from shoal.spec import Box, Frame, Group, Shape, View, tree_leaves
+from shoal.spec import Box, Frame, Group, Shape, View
+from shoal.tree import tree_leaves
 
 torch.set_num_threads(1)
 

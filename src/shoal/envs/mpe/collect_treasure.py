@@ -24,8 +24,7 @@ from torch.nn.functional import pad
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body, at_least
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 from shoal.spec import UserError
 
 KINDS = (  # colours of the kinds: blue, orange, green, red, purple, brown
@@ -144,7 +143,7 @@ class CollectTreasure(Scenario):
         index = order.flatten(1)[..., None].expand(-1, -1, table.shape[-1])
         return table.gather(1, index).unflatten(1, order.shape[1:])
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         team, stores, never = self.team, self.stores, float("inf")
         match = w["held"][..., None] == self.kinds  # [B, collectors, deposits]
         apart = self.distances(w, team, stores)

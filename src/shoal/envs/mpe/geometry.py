@@ -1,25 +1,11 @@
-"""Distances, neighbours and indices of bodies: pure functions of tensors that worlds and scenarios share."""
+"""Neighbours, and the edge of the world: pure functions of tensors that scenarios share."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-
-def length(x: Tensor) -> Tensor:
-    return x.square().sum(-1).sqrt()
-
-
-def span(members: Sequence[int]) -> slice:
-    """Neighbouring indices as a slice: a view, where a list of indices would copy."""
-    return slice(members[0], members[-1] + 1) if members else slice(0, 0)
-
-
-def pick(x: Tensor, which: Tensor) -> Tensor:
-    """x[:, which], [B, m, w] -> [B, *which, w]; on a CPU several times faster than indexing."""
-    return x.index_select(1, which.flatten()).unflatten(1, which.shape)
+from shoal.envs.mpe.world import length
 
 
 def fence(places: Tensor) -> Tensor:

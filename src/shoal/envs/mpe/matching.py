@@ -47,7 +47,7 @@ class Matching(Scenario, ABC):
         us = self.everyone
         return {"agent": [("self", w["vel"]), ("self", self.places(w, us)), ("landmark", self.gaps(w, us, self.marks))]}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         apart = matched(self.distances_to_spots(w), self.ways)  # [B, N]
         reward = -apart.clamp(max=2).mean(-1, keepdim=True).expand_as(apart)
         return reward, {"distance": apart.mean(-1), "success": (apart < NEAR).all(-1).to(self.dtype)}

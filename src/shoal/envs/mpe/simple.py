@@ -23,6 +23,6 @@ class Simple(Scenario):
         us = self.everyone
         return {"agent": [("self", self.velocities(w, us)), ("landmark", self.gaps(w, us, self.marks))]}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = self.distances(w, self.everyone, self.marks)[:, :, 0]  # [B, 1]
         return -distance.square(), {"distance": distance[:, 0]}

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import BLUE, RED, Body, at_least
-from shoal.envs.mpe.geometry import length, nearest
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.geometry import nearest
+from shoal.envs.mpe.world import Parts, Scenario, length
 
 
 class SimpleAdversary(Scenario):
@@ -51,7 +51,7 @@ class SimpleAdversary(Scenario):
             "agent": [("goal", goal), ("landmark", marks[:, 1:]), ("agent", others[:, 1:])],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = length(self.places(w, self.everyone) - self.aims(w))  # [B, agents]
         foe, good = distance[:, :1], distance[:, 1:].amin(-1, keepdim=True)
         loss = foe.square() if self.config.rules == "openai" else foe

@@ -40,7 +40,7 @@ class SimpleCrypto(Scenario):
             "alice": [("secret", secret), ("key", key)],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         said, secret = w["comm"][:, :ALICE], w["goal"][:, :1]  # [B, 2, words], [B, 1]
         error = (said - self.code[secret]).square().sum(-1) * (said != 0).any(-1)  # [B, 2]
         eve, bob = error[:, EVE], error[:, BOB]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shoal.envs.base import State
 from shoal.envs.mpe.bodies import BLUE, Body
-from shoal.envs.mpe.geometry import length
 from shoal.envs.mpe.matching import Matching
+from shoal.envs.mpe.world import length
 
 RADIUS = 0.5
 

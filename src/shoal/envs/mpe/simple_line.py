@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.envs.base import State
 from shoal.envs.mpe.bodies import BLUE, Body
-from shoal.envs.mpe.geometry import length
 from shoal.envs.mpe.matching import Matching
+from shoal.envs.mpe.world import length
 
 LENGTH = 1.25
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 
 MARKS = ((0.1, 0.9, 0.1), (0.1, 0.1, 0.9))  # colours of the landmarks
 GOOD = ((0.25, 0.75, 0.25), (0.25, 0.25, 0.75))  # colours of the agent, by its goal
@@ -44,7 +43,7 @@ class SimplePush(Scenario):
             "agent": [("self", vel[:, 1:]), *mine, *seen],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         foe, good = length(self.places(w, self.everyone) - self.aims(w)).unbind(1)
         bumps = self.contacts(w, self.everyone[:1], self.everyone[1:])[:, 0, 0].to(self.dtype)
         return torch.stack((good - foe, -good), 1), {"distance": good, "adversary_distance": foe, "collisions": bumps}

@@ -14,8 +14,7 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 from shoal.spec import UserError
 
 MARKS = ((0.75, 0.25, 0.25), (0.25, 0.75, 0.25), (0.25, 0.25, 0.75))  # colours of the landmarks
@@ -51,7 +50,7 @@ class SimpleReference(Scenario):
         marks, heard = self.gaps(w, us, self.marks), w["comm"].flip(1)
         return {"agent": [("self", w["vel"]), ("landmark", marks), ("goal", self.shades[w["goal"]]), ("message", heard)]}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = length(self.places(w, self.everyone).flip(1) - self.aims(w))  # [B, 2] of the other one
         mean = distance.mean(-1, keepdim=True)
         if self.config.rules == "openai":

@@ -12,8 +12,7 @@ from torch import Tensor
 from shoal.envs.base import State
 from shoal.envs.drawing import Color
 from shoal.envs.mpe.bodies import Body
-from shoal.envs.mpe.geometry import length
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.world import Parts, Scenario, length
 
 MARKS = ((0.65, 0.15, 0.15), (0.15, 0.65, 0.15), (0.15, 0.15, 0.65))  # colours of the landmarks
 
@@ -42,7 +41,7 @@ class SimpleSpeakerListener(Scenario):
             "listener": [("self", self.velocities(w, ears)), ("landmark", marks), ("message", w["comm"][:, :1])],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         distance = length(self.places(w, self.everyone[1:]) - self.aims(w))  # [B, 1]
         times = 2 if self.config.rules == "openai" else 1
         return -times * distance.square().expand(-1, 2), {"distance": distance[:, 0]}

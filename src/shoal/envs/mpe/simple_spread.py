@@ -59,7 +59,7 @@ class SimpleSpread(Scenario):
         own: Parts = [("self", self.velocities(w, us)), ("self", self.places(w, us))]
         return {"agent": [*own, ("landmark", marks), ("agent", others), ("agent", heard)]}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
         distance = self.distances(w, self.marks, self.everyone).amin(-1)  # [B, landmarks] to the nearest agent
         apart = distance.sum(-1, keepdim=True)  # [B, 1]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from shoal.envs.base import State
 from shoal.envs.mpe.bodies import GREEN, RED, Body, at_least
-from shoal.envs.mpe.geometry import fence, nearest, pick
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.geometry import fence, nearest
+from shoal.envs.mpe.world import Parts, Scenario, pick
 
 PACES = (0.5, 0.75, 1.0)  # of the prey, by stage
 
@@ -93,7 +93,7 @@ class SimpleTag(Scenario):
             "agent": [*((name, x[:, k:]) for name, x in blocks), ("prey", slow)],
         }
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         c = self.config
         caught = self.contacts(w, self.foes, self.prey).sum(1).to(self.dtype)  # [B, prey] by how many
         touches = caught.sum(-1)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.envs.base import State
 from shoal.envs.mpe.bodies import Body, at_least
-from shoal.envs.mpe.geometry import fence, pick
-from shoal.envs.mpe.world import Parts, Scenario
+from shoal.envs.mpe.geometry import fence
+from shoal.envs.mpe.world import Parts, Scenario, pick
 
 
 class SimpleWorldComm(Scenario):
@@ -78,7 +78,7 @@ class SimpleWorldComm(Scenario):
         leader = [(name, x[:, :1]) for name, x in foes]
         return {"leadadversary": leader, "adversary": [(name, x[:, 1:]) for name, x in foes], "agent": prey}
 
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         chase, meal = self.distances(w, self.foes, self.prey), self.distances(w, self.prey, self.food)
         caught = (chase < self.reach[0, self.prey[0]]).sum(1).to(self.dtype)  # [B, prey] by how many
         eaten = (meal < self.reach[self.prey[0], self.food[0]]).sum(-1).to(self.dtype)  # [B, prey]

@@ -30,7 +30,6 @@ from shoal.envs.base import Move, State, World
 from shoal.envs.drawing import Color, Sketch
 from shoal.envs.mpe.bodies import Body
 from shoal.envs.mpe.drawing import sketch
-from shoal.envs.mpe.geometry import length, pick, span
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, Slots, Space, UserError
 
 DT, DAMPING, CONTACT_FORCE, CONTACT_MARGIN = 0.1, 0.25, 1e2, 1e-3
@@ -66,7 +65,7 @@ class Scenario(World, ABC):
         """For each name stem, the blocks of its agents' observations."""
 
     @abstractmethod
-    def judge(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def rewards(self, w: State) -> tuple[Tensor, dict[str, Tensor]]:
         """After the step: rewards [B, agents], and the `stats`, each [B]."""
 
     def place(self, noise: Tensor) -> State:
@@ -163,7 +162,7 @@ class Scenario(World, ABC):
         if self.talkers:
             w["comm"] = comm
         w = self.react(w, noise)
-        reward, stats = self.judge(w)
+        reward, stats = self.rewards(w)
         # at the horizon the reference truncates, done or not
         done = None if self.fixed_length else (stats["success"] > 0) & (state["clock"] + 1 < self.config.max_cycles)
         results = {}
@@ -251,28 +250,23 @@ class Scenario(World, ABC):
         """Actions -> pushes [B, agents, 2] and messages [B, agents, words]."""
         pushes, messages, thrust = [], [], self.thrust(state)
         for g, members in zip(self.spec.groups, self.stems.values(), strict=True):
-            body, a, at = self.agents[members[0]], actions[g.name], span(members)
-            push, message = self.stillness[:, at], self.silence[:, at]
-            if g.action.kind == "continuous":
-                a = a.to(self.dtype)
-                if body.movable:
-                    push = torch.stack((a[..., 2] - a[..., 1], a[..., 4] - a[..., 3]), -1) * thrust[..., at, :]
-                if not body.silent:
-                    message = a[..., a.shape[-1] - self.words :]
-            else:
-                if g.action.kind == "multi-discrete":
-                    step, word = a[..., 0], a[..., 1]
-                elif body.movable and not body.silent:
-                    step, word = a % len(MOVES), a // len(MOVES)
-                else:
-                    step = word = a
-                if body.movable:
-                    push = self.moves[step] * thrust[..., at, :]
-                if not body.silent:
-                    message = self.code[word]
-            pushes.append(push)
-            messages.append(message)
+            body, at = self.agents[members[0]], span(members)
+            meant = self._by_numbers if g.action.kind == "continuous" else self._by_choices
+            move, message = meant(actions[g.name], body)
+            pushes.append(move * thrust[..., at, :] if body.movable else self.stillness[:, at])
+            messages.append(self.silence[:, at] if body.silent else message)
         return (pushes[0], messages[0]) if len(pushes) == 1 else (torch.cat(pushes, 1), torch.cat(messages, 1))
+
+    def _by_choices(self, a: Tensor, body: Body) -> tuple[Any, Any]:
+        """The direction and the message of whoever moves, and talks."""
+        both = body.movable and not body.silent
+        step, word = a.unbind(-1) if a.dim() == 3 else (a % len(MOVES), a // len(MOVES)) if both else (a, a)
+        return self.moves[step] if body.movable else None, None if body.silent else self.code[word]
+
+    def _by_numbers(self, a: Tensor, body: Body) -> tuple[Any, Any]:
+        a = a.to(self.dtype)
+        move = torch.stack((a[..., 2] - a[..., 1], a[..., 4] - a[..., 3]), -1) if body.movable else None
+        return move, a[..., a.shape[-1] - self.words :]
 
     def _move(self, state: State, push: Tensor) -> State:
         pos, vel = state["pos"], state["vel"]
@@ -301,3 +295,17 @@ def _layout(parts: Parts) -> tuple[int, tuple[Slots, ...]]:
             layout.append(Slots(entity, at, count, width))
         at += count * width
     return at, tuple(layout)
+
+
+def length(x: Tensor) -> Tensor:
+    return x.square().sum(-1).sqrt()
+
+
+def span(members: Sequence[int]) -> slice:
+    """Neighbouring indices as a slice: a view, where a list of indices would copy."""
+    return slice(members[0], members[-1] + 1) if members else slice(0, 0)
+
+
+def pick(x: Tensor, which: Tensor) -> Tensor:
+    """x[:, which], [B, m, w] -> [B, *which, w]; on a CPU several times faster than indexing."""
+    return x.index_select(1, which.flatten()).unflatten(1, which.shape)

@@ -1,0 +1,40 @@
+"""A module of the user's own in place of the perceptrons (`--net.module`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shoal.ids import own_object
+from shoal.nets.config import NetConfig
+from shoal.spec import UserError
+
+
+def own_module(
+    net: NetConfig, width_in: int, width_out: int, agents: tuple[str, ...] | int, generator: torch.Generator
+) -> nn.Module | None:
+    """The user's own module, made as `Class(width_in, width_out, agents)`, to map [..., N, width_in] to [..., N, width_out].
+    It draws its first weights from PyTorch's one generator, which is seeded from ours and put back."""
+    if net.module is None:
+        return None
+    cls = own_object(net.module, "--net.module")
+    n = agents if isinstance(agents, int) else len(agents)
+    seed = int(torch.randint(2**31, (), generator=generator))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            module = cls(width_in, width_out, n)
+            out = module.eval()(torch.zeros(2, n, width_in)) if isinstance(module, nn.Module) else None  # lazy layers draw here
+    except Exception as e:  # whatever the user's class does
+        raise UserError(
+            f"--net.module is {net.module}, which could not be made with ({width_in}, {width_out}, {n}) and tried on an input "
+            f"{[2, n, width_in]}: {type(e).__name__}: {e}."
+        ) from e
+    if not isinstance(module, nn.Module):
+        raise UserError(f"--net.module is {net.module}, which makes no nn.Module but {type(module).__name__}.")
+    shape = list(getattr(out, "shape", ()))
+    if shape != [2, n, width_out]:
+        raise UserError(
+            f"--net.module {net.module} made {shape} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
+        )
+    return module.train()
