@@ -109,7 +109,7 @@ class Group:
     obs: Shape | dict[str, Shape]  # named shapes where one tensor cannot hold it
     action: Space
     layout: tuple[Slots, ...] = ()
-    mortal: bool = False  # agents may die, arrive late or wait: alive, acts and start are not constant
+    mortal: bool = False  # agents may die, arrive late or wait: alive, active and start are not constant
     masked: bool = False  # View.legal is given
 
     @cached_property

@@ -204,7 +204,7 @@ def assert_beside_a_host_world(one: Loop, other: Loop) -> None:
         one.iterate()
         other.iterate()
     for loop in (one, other):
-        assert loop.on_device == loop.iteration
+        assert loop.on_device == loop.collect_and_update
         assert loop.trainers[0].updates_due(loop.step) >= 10
         loop.env.close()
         loop.eval_env.close()
@@ -289,7 +289,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     (line,) = captured.console.lines  # type: ignore[attr-defined]
     assert line.startswith("Iterations cannot be captured as a CUDA graph, and run eagerly: ")
     assert captured.on_device_updates == captured.trainers
-    assert (captured.on_device == captured.iteration) == (cls is PPO)
+    assert (captured.on_device == captured.collect_and_update) == (cls is PPO)
     assert_equal(eager, captured)
 
 

@@ -35,7 +35,7 @@ class A2C(OnPolicy):
 
     def update(self, samples: Samples) -> Metrics:
         batch, metrics = self.prepare(samples)
-        critic_metrics = self.critic_slices(batch) if self.slices else {}
+        critic_metrics = self.update_critic_in_slices(batch) if self.slices else {}
         (whole,) = self.minibatches(batch)
         step_metrics, _ = self.update_minibatch(whole, self.learning if self.config.learning_starts else None)
         return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)

@@ -46,7 +46,9 @@ class ActorCritic(OffPolicy, ABC):
     @dataclass(frozen=True)
     class Config(ReplayConfig):
         critic: Scope = "own"  # what the critic sees: own observation and action, the team's or the world's
-        critic_input: CriticInput = "state"  # of the world: its state or else joined; joined observations; agent: state and own
+        critic_input: CriticInput = (
+            "state"  # state: the world's, or else all observations; joined: all observations; agent: and its own
+        )
         others: Literal["buffer", "policy"] = "buffer"  # what others do, in the actor's loss: as they did, or as they would now
         critics: int = 1  # of which the lowest counts as the next value
         delay: int = 1  # updates of the critics for each of the actor and of the targets
@@ -87,7 +89,9 @@ class ActorCritic(OffPolicy, ABC):
         self.others = [g for g in self.around if g not in self.groups]
         self.needs_peers = bool(self.others)
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
-        self.as_one = self.observations.together and spec.common and not self.q_of_choices and not apart  # one critic for all
+        self.as_one = (
+            self.observations.shared_input and spec.common and not self.q_of_choices and not apart
+        )  # one critic for all
         self.actor = self.make_actor(generator)
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.set_feed()
@@ -116,7 +120,7 @@ class ActorCritic(OffPolicy, ABC):
         joint = sum(self.spec[g].n * params_of(self.spec[g].action) for g in self.around) if self.central else self.width
         joint = 0 if self.q_of_choices and not self.central else joint
         gain, out = (net.gain_actor, self.width) if self.q_of_choices else (net.gain_critic, 1)
-        return ActionCritic(encoder, joint, out, agents, net, generator, gain, seen.together)
+        return ActionCritic(encoder, joint, out, agents, net, generator, gain, seen.shared_input)
 
     def _own_places(self) -> Tensor:
         """[N, W] where an agent's own action is in the joint action."""

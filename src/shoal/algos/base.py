@@ -183,7 +183,7 @@ class Algorithm(nn.Module, ABC):
 
     def remembers(self, view: View) -> Tensor:
         """[..., N] whose memory goes on: that of those who act. Where values of the dead are learnt, theirs as well, of the
-        zeros that they see: one that stood still would make them worth what their last living step was."""
+        zeros that they see: a memory that stood still would keep their value at that of their last living step."""
         return view.active | ~view.alive if self.values_dead else view.active
 
     # --- learning ---

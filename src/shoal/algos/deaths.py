@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def next_frame(samples: Samples) -> Frame:
-    """The true next frames. Agents that were cut off with their team's episode are there, with their last observations, and the
-    dead have one choice, the first."""
+    """The true next frames. Agents that were truncated with their team's episode are there, with their last observations, and
+    the dead have one choice, the first."""
     batch = samples.later
     views = dict(batch.next.views)
     for g in samples.groups:
-        then, last, space = batch.next[g], cut_off(samples, g), samples.spec[g].action
+        then, last, space = batch.next[g], truncated(samples, g), samples.spec[g].action
         alive, legal = then.alive | last, None
         if not isinstance(space, Box):
             first = first_choice(space, alive.device)
@@ -73,12 +73,12 @@ def team_ends(samples: Samples, group: str) -> tuple[Tensor, Tensor]:
 
 
 def next_turn(samples: Samples, group: str) -> Tensor:
-    """Whose V(next) says something: those to move, and who was cut off with the team."""
-    return samples.later.next[group].active | cut_off(samples, group)
+    """Whose V(next) says something: those to move, and who was truncated with the team."""
+    return samples.later.next[group].active | truncated(samples, group)
 
 
-def cut_off(samples: Samples, group: str) -> Tensor:
-    """Who is gone because its team's episode was cut off: the value of what it saw last is that of what was to come."""
+def truncated(samples: Samples, group: str) -> Tensor:
+    """Who is gone because its team's episode was truncated: its return is bootstrapped from what it saw last."""
     batch = samples.later
     lived = batch.frame[group].alive & ~batch.next[group].alive
     return team_ends(samples, group)[1] & lived & ~batch.results[group].terminated

@@ -109,7 +109,7 @@ class Observations(nn.Module):
         return Encoder(self.spec[self.groups[0]], self.agents, self.net, generator, self.attends(who))
 
     @property
-    def together(self) -> bool:
+    def shared_input(self) -> bool:
         """Whether the critic sees the same for all agents: [..., S]."""
         return self.central and not self.attends_agents and self.input_kind != "agent"
 
@@ -126,7 +126,7 @@ class Observations(nn.Module):
 
     def critic(self, generator: torch.Generator) -> Critic:
         """A critic V of what it sees."""
-        return Critic(self.critic_encoder(generator), self.agents, self.net, generator, self.together)
+        return Critic(self.critic_encoder(generator), self.agents, self.net, generator, self.shared_input)
 
     # --- inputs of nets; frames are [B, ...], or [T, B, ...] of a batch ---
 

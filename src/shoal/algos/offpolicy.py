@@ -76,7 +76,7 @@ class OffPolicy(Algorithm, ABC):
         terminated, cut = samples.terminated, samples.cut
         if self.as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
             alive = samples.alive
-            alive = None if alive is None else alive | ~alive.any(-1, keepdim=True)  # of those who are all gone: as the team is
+            alive = None if alive is None else alive | ~alive.any(-1, keepdim=True)  # where nobody is alive, the mean over all
             reward = losses.masked_mean(reward, alive, (2,))
             terminated, cut = terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True)
             mask = None if mask is None else mask.any(-1, keepdim=True)

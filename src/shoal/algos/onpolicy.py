@@ -88,7 +88,9 @@ class OnPolicy(Algorithm, ABC):
         random_steps: int = 0  # environment steps of uniformly random actions at the beginning
         learning_starts: int = 0  # environment steps before the first step down; statistics move from the first
         critic: Scope = "own"  # what the critic sees: own observation, the team's or the world's
-        critic_input: CriticInput = "state"  # of the world: its state or else joined; joined observations; agent: state and own
+        critic_input: CriticInput = (
+            "state"  # state: the world's, or else all observations; joined: all observations; agent: and its own
+        )
         critic_slices: int = 0  # train the critic in so many slices of time, last first, before the actor; 0: with it
         target_tau: float | None = None  # values from a copy of the critic that follows at this rate; none: from the critic
         advantage_scope: Literal["none", "batch", "group", "agent"] = "group"  # normalised over what; batch: a minibatch
@@ -291,7 +293,8 @@ class OnPolicy(Algorithm, ABC):
         return minibatches(batch, steps, rows, self.chunk, count, order)
 
     def update_minibatch(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor | None]:
-        """One step of actor and critic on one minibatch, the actor's where `keep` holds; and whether to go on."""
+        """One step of actor and critic on one minibatch; the actor's is taken where `keep` holds (none: always). Returns
+        metrics, and `keep` for the next one: false once the KL stop was met."""
         c = self.config
         self._train_mode(True)
         pi, value, _ = self.actor.unroll(batch.actor_input, batch.legal, *batch.memory_of("actor"))
@@ -331,7 +334,7 @@ class OnPolicy(Algorithm, ABC):
         loss, metrics = losses.value(value, batch.value, batch.target, mask, self.value_clip, c.huber, self.kernels)
         return loss if c.value_weight == 1 else loss * c.value_weight, metrics, losses.active_count(value, mask)
 
-    def critic_slices(self, batch: Minibatch, fresh: bool = True) -> Metrics:
+    def update_critic_in_slices(self, batch: Minibatch, fresh: bool = True) -> Metrics:
         """The critic a slice of time at a time, the last first, towards targets that stay; no step is left out. A `fresh`
         advantage is the target less the value predicted just before the slice's own step."""
         self._train_mode(True)

@@ -139,7 +139,7 @@ class PPO(OnPolicy):
             if epoch and c.advantage_every == "epoch":
                 self.compute_advantages(samples, batch)
             fresh = not epoch or c.advantage_every != "rollout"
-            critic_metrics = self.critic_slices(batch, fresh) if self.slices else {}
+            critic_metrics = self.update_critic_in_slices(batch, fresh) if self.slices else {}
             for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
                 if c.advantage_every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)

@@ -148,14 +148,14 @@ class Samples:
 
     @cached_property
     def terminated(self) -> Tensor:
-        """[T, B, N] whose return ends with this step; without `time_limit` where it is cut off as well."""
+        """[T, B, N] whose return ends with this step and is not bootstrapped; `time_limit` false: where it was truncated as well."""
         team = self.learner.returns_after_death
         terminated = self.cat(lambda g: deaths.team_ends(self, g)[0] if team else self.later.results[g].terminated)
         return terminated if self.config.time_limit else terminated | self.cut
 
     @cached_property
     def cut(self) -> Tensor:
-        """[T, B, N] where a trace is cut: the episode is over, or the agent is gone from the next frame."""
+        """[T, B, N] where a trace is cut: the episode is over, terminated or truncated, or the agent is gone."""
         if self.learner.returns_after_death:
             return self.cat(lambda g: deaths.team_ends(self, g)[1])
         over = self.later.over[..., None].expand_as(self.scaled_reward)

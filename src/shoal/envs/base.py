@@ -82,7 +82,8 @@ class Environment(ABC):
 
 @dataclass
 class Move:
-    """What `advance` returns. `ended` is for reasons of the game's own; the horizon is looked after in `World`."""
+    """What `advance` returns. `ended` ends a row's episode; where nobody has `terminated` in the results, it was truncated, and
+    is bootstrapped. The horizon is looked after in `World`."""
 
     state: State
     results: dict[str, Result]

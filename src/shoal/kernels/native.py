@@ -6,7 +6,7 @@ file calls it. `kernels/triton.py` has the same for CUDA.
     log_prob_and_entropy   both from one softmax, and their gradient: ops/distributions.Choice
     gae                    generalised advantage estimation: ops/returns.gae without turns
     ppo, value_loss        sums to descend, their gradients and what is logged of them: ops/losses.ppo and value
-    adamw                  a step, clipped, and not taken where it would break something: algos/base.Optimiser
+    adamw                  a step, clipped, and not taken where it would break something: algos/optimiser.Optimiser
 
 `why_not()` says why they cannot be used here. `native.c` is compiled once, for the processor at hand, and kept
 (`kernels/compiler.py`); it takes any widths. Large batches are taken in pieces, by as many threads as `share` was given.
@@ -405,7 +405,7 @@ def adamw(
     clip: float | None,
     decay: float,
 ) -> Tensor:
-    """algos/base.Optimiser's step, in place. Returns the norm of the gradient before clipping."""
+    """algos/optimiser.Optimiser's step, in place. Returns the norm of the gradient before clipping."""
     _want(torch.float32, weight, grad, first, second, steps, rate)
     _want(torch.bool, broken, keep)
     norm = torch.empty_like(steps)

@@ -162,11 +162,13 @@ class Critic(nn.Module):
         super().__init__()
         self.central, self.n = central, agents if isinstance(agents, int) else len(agents)
         net = net if net.critic_hidden is None else replace(net, hidden=net.critic_hidden)
-        self.together = central and net.one_set and net.memory == "none" and net.module is None  # one net with a head an agent
+        self.multi_head = (
+            central and net.one_set and net.memory == "none" and net.module is None
+        )  # one net with a head an agent
         self.encoder: nn.Module | None = None
         if central and not isinstance(encoder, int):  # before agents are a dimension
             self.encoder, encoder = encoder, int(encoder.width)  # type: ignore[arg-type]
-        if self.together:
+        if self.multi_head:
             self.net = Net(encoder, self.n, 1, net, generator, net.gain_critic)
         else:
             self.net = Net(encoder, 1, agents, net, generator, net.gain_critic)
@@ -183,7 +185,7 @@ class Critic(nn.Module):
     ) -> tuple[Tensor, State]:
         """Values, and the memory after: see `Net`."""
         x = x if self.encoder is None else self.encoder(x)
-        if self.together:
+        if self.multi_head:
             return self.net(x[..., None, :])[0][..., 0, :], {}
         if self.central:
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])

@@ -29,7 +29,7 @@ class Memory(nn.Module):
         return {k: torch.zeros(rows, self.n, self.width, device=device) for k in parts}
 
     def step(self, x: Tensor, state: State, start: Tensor | None = None, active: Tensor | None = None) -> State:
-        """One step from `state`: x [..., N, F], start and moves [..., N]."""
+        """One step from `state`: x [..., N, F], start and active [..., N]."""
         return self._step(self.inward(x), state, start, active)
 
     def forward(self, x: Tensor, state: State, start: Tensor, active: Tensor | None) -> State:

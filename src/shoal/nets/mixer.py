@@ -1,4 +1,4 @@
-"""Mixers: what a team is worth, of what its agents are worth.
+"""Mixers: Q of a team, of the Qs of its agents.
 
 `MonotonicMixer` is QMIX's (Rashid et al., 2018, https://arxiv.org/abs/1803.11485): a net of one hidden layer over the agents'
 values, whose weights are made from the state by other nets and are never negative, so that what is best for one agent is never
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 
 class MonotonicMixer(nn.Module):
-    """q [..., N], state [..., S] -> [..., 1]. Four nets look at the state: two, with `hyper` hidden units, make the weights in
-    and out, one layer the shift, and one with `width` hidden units what a state is worth by itself. Their first layers are one
-    product."""
+    """q [..., N], state [..., S] -> [..., 1]. Four hyper-networks read the state: two, with `hyper` hidden units, make the
+    weights of the hidden layer (`inner`) and of the output (`outer`), one layer makes the hidden bias, and one with `width`
+    hidden units the output's bias, V(s). Their first layers are one product (`look`)."""
 
     def __init__(self, state: int, agents: int, width: int, hyper: int, generator: torch.Generator):
         super().__init__()
@@ -36,5 +36,5 @@ class MonotonicMixer(nn.Module):
         seen = linear(state * state.shape[-1] ** -0.5, *self.look)
         inner, outer, value = seen[..., : -self.width].relu().split(self.hidden[:3], -1)
         weight = linear(inner, *self.inner).abs().unflatten(-1, (self.agents, self.width))
-        mixed = nn.functional.elu((q[..., None] * weight).sum(-2) + seen[..., -self.width :])  # [..., E]
+        mixed = nn.functional.elu((q[..., None] * weight).sum(-2) + seen[..., -self.width :])  # [..., width]
         return (mixed * linear(outer, *self.outer).abs()).sum(-1, keepdim=True) + linear(value, *self.value)

@@ -1,4 +1,5 @@
-"""Returns and advantages: the one place with arithmetic in gamma, and that knows what terminated and truncated mean.
+"""Returns and advantages: the one place with arithmetic in gamma. Which steps terminate or cut a return is decided in
+`algos/samples.py` and `algos/deaths.py`. With `--compile fused` GAE is done by `kernels/native.c` and `kernels/triton.py`.
 
 Everything is [T, B, N]: what agent n of row b earned, and whether it ended, in the step from t to t + 1.
 """

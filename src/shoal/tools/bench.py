@@ -228,7 +228,7 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
             for a in loop.learners:
                 loop.update(a, batch)
 
-        captured = loop.on_device != loop.iteration
+        captured = loop.on_device != loop.collect_and_update
         loop.on_device = Captured(loop, update, partial(setattr, loop, "on_device")) if captured else update
 
     def work() -> int:

@@ -53,7 +53,7 @@ class Loop(LoopParts):
                 for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
                     self.on_device_updates[k]()  # if it cannot be captured, the next one is the plain trainer
 
-    def iteration(self) -> None:
+    def collect_and_update(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
         batch = self.collector.collect(self.rollout)
         if self.not_finite is not None:
@@ -72,7 +72,7 @@ class Loop(LoopParts):
                 trainer.algorithm.update_statistics(batch)
 
     def bonus(self, batch: Batch) -> None:
-        """Where intrinsic rewards are added to what learners are paid (`batch.learner_reward`)."""
+        """The hook for intrinsic rewards, to be added to `batch.learner_reward`. There are none here."""
 
     def update(self, learner: Algorithm, batch: Batch) -> Tensor | None:
         """One learner, one update. Returns the priorities that it gave."""
@@ -96,11 +96,11 @@ class Loop(LoopParts):
     def run(self) -> str | None:
         """Train to the end. Returns why it stopped early, or none."""
         with on_signals(self.interrupt):
-            for _ in self.laps():
+            for _ in self.iterations():
                 pass
         return self.stopped
 
-    def laps(self, console: Display | None = None) -> Generator[None, None, None]:
+    def iterations(self, console: Display | None = None) -> Generator[None, None, None]:
         """The run, an iteration at a time: several can be driven in turn."""
         goal = min(self.config.steps, self.config.until or self.config.steps)
         with session(self, goal, console):

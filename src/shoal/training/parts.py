@@ -86,7 +86,7 @@ class LoopParts(ABC):
         self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
         self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
         self.remarks += [cost(self.replay)] if self.replay is not None else []
-        self.on_device: Callable[[], None] = self.iteration
+        self.on_device: Callable[[], None] = self.collect_and_update
         self.on_device_updates: list[Callable[[], None]] = [*self.trainers]
         speed_up(self)  # type: ignore[arg-type]
         self.shaping.try_out(self.collector.frame, self.env.rows)
@@ -96,7 +96,7 @@ class LoopParts(ABC):
             load_weights(self.players, self.config.init)
 
     @abstractmethod
-    def iteration(self) -> None: ...
+    def collect_and_update(self) -> None: ...
 
     @abstractmethod
     def uniform(self, count: int) -> Tensor: ...

@@ -1,4 +1,5 @@
-"""Who plays a world: algorithms that learn, beside policies of other runs that only act."""
+"""Making those who play a world: algorithms that learn, and policies of other runs that only act. What they do together is
+`Players` in `training/collect.py`."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def run_together(loops: Sequence[Loop], board: Board, on: Sequence[torch.cuda.St
         for loop in sorted(loops, key=lambda x: x.evaluating):  # at most one is, and it hears it last: that raises
             loop.interrupt(number)
 
-    laps = {loop: loop.laps(Place(board, loop.config.seed)) for loop in loops}
+    laps = {loop: loop.iterations(Place(board, loop.config.seed)) for loop in loops}
     under_way = list(loops)
     with on_signals(interrupt):
         try:
@@ -358,7 +358,7 @@ def run_in_child(make: Any, teller: Teller) -> None:
             native.share(1)  # there is a run for every core
         with on_signals(loop.interrupt):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            for _ in loop.laps(teller):
+            for _ in loop.iterations(teller):
                 if teller.orphan:
                     loop.stop("the process that began it is gone")
     except Exception as e:

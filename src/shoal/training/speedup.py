@@ -51,7 +51,7 @@ def speed_up(loop: Loop) -> None:
     mode, cuda = loop.config.compile, loop.env.device.type == "cuda"
     native_world = isinstance(loop.env, World)
     if mode != "off" and cuda and native_world:
-        loop.on_device = Captured(loop, loop.iteration, partial(setattr, loop, "on_device"))
+        loop.on_device = Captured(loop, loop.collect_and_update, partial(setattr, loop, "on_device"))
         loop.eval_env.hold(loop.rollout)  # it takes the same kernels
     updates = loop.on_device_updates  # what cannot be captured, or recorded, puts the plain trainer back here
     for k, trainer in enumerate(loop.trainers if mode != "off" else ()):
