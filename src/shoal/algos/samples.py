@@ -148,7 +148,7 @@ class Samples:
 
     @cached_property
     def terminated(self) -> Tensor:
-        """[T, B, N] whose return ends with this step and is not bootstrapped; `time_limit` false: where it was truncated as well."""
+        """[T, B, N] whose return ends with this step, not bootstrapped; `time_limit` false: where truncated as well."""
         team = self.learner.returns_after_death
         terminated = self.cat(lambda g: deaths.team_ends(self, g)[0] if team else self.later.results[g].terminated)
         return terminated if self.config.time_limit else terminated | self.cut

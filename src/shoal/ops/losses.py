@@ -1,6 +1,6 @@
 """Losses, element by element: masks and means are the caller's. `ppo` and `value` sum them up.
 
-With `--compile fused`, which is the default where it can be had, `kernels/native.c` does `ppo` and `value` on a CPU: who changes
+With `--compile fused`, the default where it can be had, `kernels/native.c` does `ppo` and `value` on a CPU; who changes
 one of these equations changes it there as well, or trains with `--compile graph`. `tests/kernels/test_native.py` compares them.
 """
 
