@@ -231,7 +231,7 @@ def test_a_return_that_ends_with_its_agent_is_as_it_was():
     for spec, asked in ((world(), "own"), (world(common=False), "own"), (world(common=False), "auto")):
         data, metrics = minibatch_of(ppo_of(spec, after_death=asked), one_row(**DEATH, terminated=DIES))
         near(data.advantage[0, 0, 1], -3.0)
-        assert data.valued is None
+        assert data.valued is data.active
         # agent 0: 4; 2 + A/4; 1 + A/4. Agent 1: -3
         near(metrics["value_loss"], (4**2 + 3**2 + 1.75**2 + 3**2) / 2 / 4)
 

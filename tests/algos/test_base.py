@@ -15,6 +15,7 @@ from shoal.algos.base import Acted, Algorithm, Rollout, Seat, bounded, fits
 from shoal.algos.samples import Samples
 from shoal.nets.config import NetConfig
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError
+from shoal.tree import cat_groups, split_groups
 
 TWO_NUMBERS = Box((-1.0, -1.0), (1.0, 1.0))
 
@@ -150,14 +151,14 @@ def test_target_actions_continuous_and_without_gradient() -> None:
 
 
 def test_groups_are_put_side_by_side_and_apart_again() -> None:
-    a = fake(EnvSpec((group("a", 2), group("b", 3))))
+    spec, groups = EnvSpec((group("a", 2), group("b", 3))), ("a", "b")
     parts = {"a": torch.zeros(4, 5, 2, 7), "b": torch.ones(4, 5, 3, 7)}
-    whole = a.cat_groups(parts.__getitem__, 2)
+    whole = cat_groups(groups, parts.__getitem__, 2)
     assert whole.shape == (4, 5, 5, 7)
-    back = a.split_groups(whole, 2)
+    back = split_groups(spec, groups, whole, 2)
     assert all(torch.equal(back[g], parts[g]) for g in "ab")
-    assert a.cat_groups(lambda g: None, 2) is None
-    assert a.n == 5
+    assert cat_groups(groups, lambda g: None, 2) is None
+    assert fake(spec).n == 5
 
 
 def test_a_mask_of_who_acts_where_not_everybody_always_does() -> None:

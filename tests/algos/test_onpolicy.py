@@ -709,7 +709,7 @@ def test_a_critic_sees_its_own_its_teams_or_the_worlds(critic, given, width, exp
     batch.memory = a.memory(1, torch.device("cpu"))
     learn(a, batch)
     assert told[0]["actor_input"][0, 0].tolist() == [[1, 2], [3, 4]]
-    assert (told[0]["critic_input"] is not None) == (critic != "own")
+    assert (told[0]["critic_input"] is told[0]["actor_input"]) == (critic == "own")
     if expected is not None:
         assert told[0]["critic_input"][0, 0].tolist() == expected
     assert told[0]["active"][0, 0].tolist() == [Y, N]
@@ -903,7 +903,7 @@ def test_what_is_remembered_in_an_update_is_what_was_remembered_in_the_rollout(e
 
     def compare(log_prob, entropy, batch, loss=a.actor_loss):
         assert len(batch.critic_input) == a.chunk
-        seen.append(a.critic.value(batch.critic_input, *batch.recall("critic"))[0].detach())
+        seen.append(a.critic.value(batch.critic_input, *batch.memory_of("critic"))[0].detach())
         return loss(log_prob, entropy, batch)
 
     a.actor_loss = compare

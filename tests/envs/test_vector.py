@@ -16,6 +16,7 @@ import torch
 from processes import alive, wait_for
 
 import shoal
+import shoal.tree
 from shoal.envs.rows import RowRunner, Slots, arrays
 from shoal.envs.vector import BITS
 from shoal.spec import UserError
@@ -110,7 +111,7 @@ def moves(rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 def leaves(tree) -> list[torch.Tensor]:
-    return shoal.spec.tree_leaves(tree)
+    return shoal.tree.tree_leaves(tree)
 
 
 def story(env, steps: int, seed: int = 0) -> list:

@@ -373,15 +373,15 @@ def test_what_was_set_on_a_world_since_it_was_made_is_not_forgotten() -> None:
 
 
 class Counting(SimpleSpread):
-    def judge(self, w: State) -> Any:
+    def rewards(self, w: State) -> Any:
         self.count = getattr(self, "count", 0) + 1
-        reward, stats = super().judge(w)
+        reward, stats = super().rewards(w)
         return reward + self.count, stats
 
 
 class Chancy(SimpleSpread):
-    def judge(self, w: State) -> Any:
-        reward, stats = super().judge(w)
+    def rewards(self, w: State) -> Any:
+        reward, stats = super().rewards(w)
         return reward + random.random(), stats
 
 

@@ -276,6 +276,6 @@ def test_chunks_of_a_learner_begin_from_the_memory_it_acted_with(
         active = torch.ones_like(minibatch.start) if minibatch.active is None else minibatch.active
         assert active.any()
         assert not any(x.requires_grad for x in tree_leaves(minibatch.memory))
-        value, _ = learner.critic.value(minibatch.critic_sees, minibatch.memory["critic"], minibatch.start, minibatch.remembers)
+        value, _ = learner.critic.value(minibatch.critic_input, *minibatch.memory_of("critic"))
         torch.testing.assert_close(log_prob[active], minibatch.log_prob[active], rtol=0, atol=1e-6)
         torch.testing.assert_close(value[active], minibatch.value[active], rtol=0, atol=1e-5)

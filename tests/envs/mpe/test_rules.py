@@ -28,7 +28,7 @@ def results(name: str, places: list[tuple[float, float]], rules: str = "mpe2", *
     state = {k.lower(): torch.tensor([v]) for k, v in settings.items() if k.isupper()}
     world = make(name, 1, torch.float64, rules=rules, **{k: v for k, v in settings.items() if not k.isupper()})
     world.reset(torch.full((1, world.noise), 0.5))
-    reward, _ = world.judge({**world.state, "pos": torch.tensor([places], dtype=torch.float64), **state})
+    reward, _ = world.rewards({**world.state, "pos": torch.tensor([places], dtype=torch.float64), **state})
     return [round(x, 9) for x in reward[0].tolist()]
 
 
