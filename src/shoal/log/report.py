@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.algos.base import Algorithm
 from shoal.algos.samples import Samples
@@ -24,6 +24,10 @@ from shoal.envs.base import Environment
 from shoal.log.console import clock
 from shoal.ops.distributions import params_of
 from shoal.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from shoal.training.evaluate import Episodes
+    from shoal.training.settings import Resolved
 
 RULE = "=" * 100
 
@@ -41,7 +45,7 @@ class Facts:
     last_train: dict[str, Any]  # the last line of training metrics
 
 
-def header(resolved: Any, folder: Path, env: Environment, players: list[Algorithm], shapers: dict[str, Any]) -> str:
+def header(resolved: Resolved, folder: Path, env: Environment, players: list[Algorithm], shapers: dict[str, Any]) -> str:
     """What is trained, by what code, with which settings."""
     spec, config = env.spec, resolved.run
     everyone = [g for g in spec.groups for _ in g.agents]
@@ -68,7 +72,7 @@ def header(resolved: Any, folder: Path, env: Environment, players: list[Algorith
     return "\n".join([*lines, RULE, "config:", resolved_json(resolved, players), RULE])
 
 
-def resolved_json(resolved: Any, players: list[Algorithm]) -> str:
+def resolved_json(resolved: Resolved, players: list[Algorithm]) -> str:
     """Every setting with its value, defaults filled in."""
     parts = {"run": resolved.run, "env": resolved.env_config}
     parts.update({k: getattr(resolved, k) for k in ("eval", "save", "log")})
@@ -78,7 +82,7 @@ def resolved_json(resolved: Any, players: list[Algorithm]) -> str:
     return json.dumps({k: dataclasses.asdict(v) for k, v in parts.items()}, indent=2)
 
 
-def evaluation_line(facts: Facts, episodes: Any) -> str:
+def evaluation_line(facts: Facts, episodes: Episodes) -> str:
     first = facts.learners[0] if facts.learners else None
     explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
     losses = {k: v for k, v in facts.last_train.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
