@@ -2,6 +2,8 @@
 
     make(space, params, legal)       the distribution of a head's output [..., P]
     params_of(space), noise_of(space)  how many numbers a head puts out, and how many a sample takes
+    sample(noise), draw(noise)       an action; and its log-probability
+    mode(), log_prob(action), entropy(), log_prob_and_entropy(action)
 
 Log-probabilities and entropies are summed over action dimensions: [...]. Masks go into the logits, before the softmax.
 """
@@ -9,7 +11,7 @@ Log-probabilities and entropies are summed over action dimensions: [...]. Masks 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +23,6 @@ from shoal.spec import Box, Space
 LOG_2, LOG_2PI = math.log(2), math.log(2 * math.pi)
 TINY = 2.0**-24  # torch.rand gives multiples of 2^-24, zero among them
 SQUASH_EDGE = 1 - 1e-6
-
-
-class Distribution(Protocol):
-    def sample(self, noise: Tensor) -> Tensor: ...
-    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]: ...  # a sample and its log-probability
-    def mode(self) -> Tensor: ...
-    def log_prob(self, action: Tensor) -> Tensor: ...
-    def entropy(self) -> Tensor: ...
 
 
 def params_of(space: Space) -> int:
