@@ -191,6 +191,9 @@ class Result:
     shaping: Tensor | None = None  # [B, N] paid, never reported
 
 
+Pay = Result  # its name in worlds that were written before 0.1
+
+
 @dataclass
 class Outcome:
     results: dict[str, Result]

@@ -111,15 +111,28 @@ def test_gradients_are_joined_with_those_of_other_machines_before_they_are_clipp
     net, counts = nn.Linear(2, 1, bias=False), []
     optimiser = Optimiser([net], 0.1, clip=1.0)
 
-    def join(grad: Tensor, count: Tensor | int) -> Tensor:
+    def join(grad: Tensor, count: Tensor | int) -> tuple[Tensor, Tensor | int]:
         counts.append(count)
-        return grad * 2
+        return grad * 2, count
 
     optimiser.join = join
     norm = optimiser.descend((net.weight * torch.tensor([3.0, 4.0])).sum() * 7, 7)
     assert norm.item() == pytest.approx(10.0)
     assert optimiser.first.tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
     assert counts == [7]
+
+
+@pytest.mark.parametrize("elsewhere", [0, 5])
+def test_a_step_is_taken_where_anybody_is_active_on_any_machine(elsewhere: int) -> None:
+    """Nobody here: Adam's moments would go on moving the weights, and other machines' gradients are to do so."""
+    net = nn.Linear(2, 1, bias=False)
+    optimiser = Optimiser([net], 0.1)
+    slope = torch.tensor([3.0, 4.0])
+    optimiser.descend((net.weight * slope).sum(), 1)
+    optimiser.join = lambda grad, count: (grad + slope, count + elsewhere)
+    before = weights(net)
+    optimiser.descend((net.weight * slope).sum() * 0, torch.tensor(0))
+    assert torch.equal(weights(net), before) == (elsewhere == 0)
 
 
 @pytest.mark.parametrize("count", [4, 4.0, torch.tensor(4), torch.tensor(4.0)])

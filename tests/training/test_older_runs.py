@@ -28,7 +28,7 @@ def test_an_older_run_goes_on_as_it_would_have(run: Path) -> None:
     compared = 0
     for group, weights in expected["algorithms"].items():
         mine = state["algorithms"][group]
-        for name, x in checkpoint.renamed(weights).items():
+        for name, x in checkpoint.renamed(weights, mine).items():
             torch.testing.assert_close(mine[name], x, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared >= 9
@@ -52,4 +52,18 @@ def test_weights_of_an_older_run_begin_a_new_one(run: Path, tmp_path: Path) -> N
     old, new = (checkpoint.read(r / "checkpoints" / "last.pt") for r in (run, begun.path))
     (theirs,) = old["algorithms"].values()
     (mine,) = new["algorithms"].values()
-    assert set(checkpoint.renamed(theirs)) == set(mine)
+    assert set(checkpoint.renamed(theirs, mine)) == set(mine)
+
+
+def test_a_name_that_an_algorithm_has_now_is_no_old_one() -> None:
+    """A user's own algorithm may call a buffer `whole`."""
+    theirs = {"whole": 1, "wild": 2, "sight.mean": 3}
+    assert checkpoint.renamed(theirs, ["whole", "warmup", "observations.mean"]) == {
+        "whole": 1,
+        "warmup": 2,
+        "observations.mean": 3,
+    }
+
+
+def test_a_world_of_before_imports_results_by_their_old_name() -> None:
+    assert shoal.spec.Pay is shoal.spec.Result

@@ -33,7 +33,7 @@ class Optimiser(nn.Module):
     steps: Tensor
     rate: Tensor
     broken: Tensor
-    join: Callable[[Tensor, Tensor | int], Tensor] | None = None  # (gradient, count) -> that of all machines together
+    join: Callable[[Tensor, Tensor | int], tuple[Tensor, Tensor | int]] | None = None  # (gradient, count) -> of all machines
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Optimiser(nn.Module):
         """One step down the mean `loss / count`, where `loss` is a sum over `count` active samples. The step is taken only
         where `keep` is true and somebody is active, and never along a gradient that is not finite; that is remembered in
         `broken`, and no further step is taken. Returns the norm of the gradient before clipping."""
-        if isinstance(count, Tensor):
-            keep = count > 0 if keep is None else keep & (count > 0)
         grad = self.gradient(loss, count)
         if self.join is not None:
-            grad = self.join(grad, count)
+            grad, count = self.join(grad, count)
+        if isinstance(count, Tensor):
+            keep = count > 0 if keep is None else keep & (count > 0)
         return self.take_step(grad, keep)
 
     def gradient(self, loss: Tensor, count: Tensor | int) -> Tensor:

@@ -77,14 +77,14 @@ class Records:
     def packed(self, tree: Any, lead: int) -> dict[torch.dtype, Tensor]:
         """A tree of leaves with `lead` dimensions before a record's, end to end."""
         if (given := len(tree_leaves(tree))) != len(self.leaves):
-            raise UserError(f"a replay of {len(self.leaves)} tensors a moment was given {given}.")
+            raise UserError(f"a replay of {len(self.leaves)} tensors a transition was given {given}.")
         leaves: list[Tensor] = []
         tree_map(lambda _, x: leaves.append(x), self.tree, tree)  # by name, in whatever order they come
         parts: dict[torch.dtype, list[Tensor]] = {d: [] for d in self.widths}
         for k, (x, leaf) in enumerate(zip(leaves, self.leaves, strict=True)):
             if x.dtype != leaf.dtype or tuple(x.shape[lead:]) != leaf.shape or x.shape[lead - 1] != self.rows:
                 raise UserError(
-                    f"tensor {k} of a moment is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows here; "
+                    f"tensor {k} of a transition is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows here; "
                     f"one of {list(x.shape)} and {x.dtype} does not fit."
                 )
             parts[leaf.dtype].append(x.reshape(*x.shape[:lead], leaf.width))
@@ -163,7 +163,7 @@ class ReplayBuffer:
         return self.transitions.take(self.slots(steps) * self.rows + row), self.initial_memory.take(slot * self.rows + row)
 
     def __getitem__(self, at: tuple[slice, slice]) -> Any:
-        """replay[times, rows]: moments by age, the oldest is 0. For looking into it: it waits for the device."""
+        """replay[times, rows]: transitions by age, the oldest is 0. For looking into it: it waits for the device."""
         n = int(self.count.clamp(max=self.steps))
         times = self.slots(self.oldest + torch.arange(n, device=self.device)[at[0]])
         rows = torch.arange(self.rows, device=self.device)[at[1]]

@@ -46,7 +46,7 @@ class Environment(ABC):
     kind: str = "rows stepped by its library"  # how rows are stepped, for the log
     noise: int = 0  # uniform numbers a row takes each step
     fixed_length: bool = False  # no episode ends before its horizon: rows stay in step, known without looking
-    sample: bool = False  # somebody will ask for drawings: set before the first reset
+    drawn: bool = False  # somebody will ask for drawings: set before the first reset
     widest: int = 256  # rows of an evaluation at most
     begun_anew: Tensor | None = None  # [B] where `set_state` could not restore a row, and it began anew; none: it always can
     news: list[str] = []  # sentences for whoever trains on this, who takes them out

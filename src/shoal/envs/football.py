@@ -278,11 +278,11 @@ def shaper(text: str) -> Shaper | None:
 
 
 class FootballRow(Row):
-    def __init__(self, config: Any, sample: bool = False):
+    def __init__(self, config: Any, drawn: bool = False):
         if config.id not in (names := scenarios()):
             close = near(config.id, names)
             raise UserError(f"football has no scenario {config.id!r}{close or '; it has ' + ', '.join(names)}.")
-        self.config, self.sample, self.core = config, sample, None  # type: Any, bool, Any
+        self.config, self.drawn, self.core = config, drawn, None  # type: Any, bool, Any
         self.shaper = shaper(config.shape)
         self.shapes = self.shaper is not None
         wanted = {"left": CUSTOMARY.get(config.id, 1) if config.left == "auto" else config.left, "right": config.right}
@@ -326,7 +326,7 @@ class FootballRow(Row):
     def reset(self, seed: int, out: Slots) -> None:
         if self.core is None:
             self.core = library().core.FootballEnvCore(self.settings)
-            self.draws = self.sample and not library().core._active_rendering
+            self.draws = self.drawn and not library().core._active_rendering
             if self.draws:
                 self._draw()
         self.settings["game_engine_random_seed"] = seed % SEEDS
@@ -459,5 +459,5 @@ class Football(Host):
                 raise UserError(f"--env.horizon is {self.horizon}: it must be at least 1.")
 
     @classmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
-        return FootballRow(config, sample)
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        return FootballRow(config, drawn)

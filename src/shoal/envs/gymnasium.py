@@ -183,12 +183,12 @@ class Gymnasium(Host):
         id: str = "CartPole-v1"  # the environment's name
 
     @classmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
+    def row(cls, config: Any, drawn: bool = False) -> Row:
         gym = library(cls.library)
         kwargs = settings(config.args, "--env.args")
         if config.horizon is not None:
             kwargs["max_episode_steps"] = config.horizon
-        if sample:
+        if drawn:
             kwargs["render_mode"] = "rgb_array"
         try:
             env = gym.make(config.id, disable_env_checker=True, **kwargs)

@@ -51,14 +51,14 @@ class MaMuJoCo(PettingZoo):
         common: bool = True  # the agents of a team are always paid alike
 
     @classmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
-        row: Any = super().row(config, sample)
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        row: Any = super().row(config, drawn)
         limit = getattr(row.env.unwrapped.single_agent_env, "_max_episode_steps", None)
         row.spec = replace(row.spec, horizon=limit)
         return row
 
     @classmethod
-    def make(cls, config: Any, sample: bool) -> Any:
+    def make(cls, config: Any, drawn: bool) -> Any:
         body, _, division = config.id.partition("-")
         if body not in BODIES:
             raise UserError(f"mamujoco has no body {body!r}{near(body, BODIES) or '; it has ' + ', '.join(BODIES)}.")
@@ -66,7 +66,7 @@ class MaMuJoCo(PettingZoo):
             raise UserError("--env.turns is true, and the joints of a body move at once.")
         library = imported("gymnasium_robotics").mamujoco_v1
         try:
-            return made(library.parallel_env, config, sample, scenario=body, agent_conf=division or None)
+            return made(library.parallel_env, config, drawn, scenario=body, agent_conf=division or None)
         except UserError as e:
             if "partitioning" in str(e):
                 raise UserError(f"mamujoco cannot divide {body} as {division!r}: it takes {BODIES[body]}.") from e

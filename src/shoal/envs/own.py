@@ -33,13 +33,13 @@ class Own(Host):
             gymnasium.GymConfig.__post_init__(self)
 
     @classmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
+    def row(cls, config: Any, drawn: bool = False) -> Row:
         make = own_object(config.id, "the environment")
         if not callable(make):
             raise UserError(f"{config.id} is {make!r:.60}: it must be a class or a function that makes an environment.")
         kwargs = settings(config.args, "--env.args")
         try:
-            drawing = sample and "render_mode" in inspect.signature(make).parameters
+            drawing = drawn and "render_mode" in inspect.signature(make).parameters
             env = make(**kwargs, **({"render_mode": "rgb_array"} if drawing else {}))
         except Exception as e:  # whatever the user's code does
             raise UserError(f"{config.id} could not be made: {type(e).__name__}: {e}.") from e

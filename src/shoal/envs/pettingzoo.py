@@ -342,18 +342,18 @@ class PettingZoo(Host):
                 raise UserError(f"--env.horizon is {self.horizon}: it must be at least 1.")
 
     @classmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
-        return row_with_config(cls.make(config, sample), config)
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        return row_with_config(cls.make(config, drawn), config)
 
     @classmethod
-    def make(cls, config: Any, sample: bool) -> Any:
+    def make(cls, config: Any, drawn: bool) -> Any:
         """The library's environment."""
         module, names = cls.module(config.id), ["env", "parallel_env"]
         if config.turns is not True and hasattr(module, "parallel_env"):
             names.remove("env")
         elif config.turns is False:
             raise UserError(f"--env.turns is false, and the agents of {config.id} can only move in turn.")
-        return made(getattr(module, names[0]), config, sample, getattr(module, "raw_env", None))
+        return made(getattr(module, names[0]), config, drawn, getattr(module, "raw_env", None))
 
     @classmethod
     def module(cls, id: str) -> Any:
@@ -383,9 +383,9 @@ def imported(module: str) -> Any:
         raise UserError(f"{module} could not be loaded: {type(e).__name__}: {e}.") from e
 
 
-def made(make: Any, config: Any, sample: bool, inside: Any = None, **given: Any) -> Any:
+def made(make: Any, config: Any, drawn: bool, inside: Any = None, **given: Any) -> Any:
     """What the library's function `make` gives for the user's `args` and what else is `given`. `inside` is what reads them."""
-    args = {**given, **({"render_mode": "rgb_array"} if sample else {}), **settings(config.args, "--env.args")}
+    args = {**given, **({"render_mode": "rgb_array"} if drawn else {}), **settings(config.args, "--env.args")}
     try:
         return make(**args)
     except Exception as e:

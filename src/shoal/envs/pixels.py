@@ -80,13 +80,15 @@ class Pixels:
 def picture_of(env: Any) -> np.ndarray | None:
     """What an environment of Gymnasium's or PettingZoo's kind draws, [H, W, 3] uint8; none where it does not."""
     try:
-        sample = env.render()
+        picture = env.render()
     except NotImplementedError:
         return None
-    sample = sample[-1] if isinstance(sample, list) and sample else sample
-    if not isinstance(sample, np.ndarray) or sample.ndim != 3 or sample.shape[2] != 3:
+    picture = picture[-1] if isinstance(picture, list) and picture else picture
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
         return None
-    return sample if sample.dtype == np.uint8 else (sample * (255 if sample.max() <= 1 else 1)).clip(0, 255).astype(np.uint8)
+    return (
+        picture if picture.dtype == np.uint8 else (picture * (255 if picture.max() <= 1 else 1)).clip(0, 255).astype(np.uint8)
+    )
 
 
 def observer(space: Any, config: PixelConfig, leave_out: str | None = None) -> Observer | Pixels:

@@ -211,7 +211,7 @@ class Maker:
     name: str  # of the class, whose `row(config)` makes one
     file: str | None  # where the module is a user's own file
     config: bytes  # pickled
-    sample: bool = False
+    drawn: bool = False
     files: dict[str, bytes] = field(default_factory=dict)  # users' own, as they were when the world was made
 
     def __call__(self) -> Row:
@@ -220,7 +220,7 @@ class Maker:
         host: Any = importlib.import_module(self.module)
         for part in self.name.split("."):
             host = getattr(host, part)
-        return host.row(pickle.loads(self.config), self.sample)
+        return host.row(pickle.loads(self.config), self.drawn)
 
 
 def serve(line: socket.socket, make: Maker, rows: int, at: list[int], halves: list[tuple[int, int]], parent: int) -> None:

@@ -76,8 +76,8 @@ class Host(Environment, ABC):
 
     @classmethod
     @abstractmethod
-    def row(cls, config: Any, sample: bool = False) -> Row:
-        """One environment, of which pictures may be asked where it is `sample`."""
+    def row(cls, config: Any, drawn: bool = False) -> Row:
+        """One environment, of which pictures may be asked where it is `drawn`."""
 
     def __init__(
         self, config: Any = None, rows: int = 1, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
@@ -174,7 +174,7 @@ class Host(Environment, ABC):
         self._history, self._last_frame = mark
 
     def draw(self, row: int = 0) -> Sketch | None:
-        """A picture, where the environment has one and was `sample` from the beginning."""
+        """A picture, where the environment has one and was `drawn` from the beginning."""
         picture = self.pool.picture(row)
         return None if picture is None else Sketch((), picture=np.asarray(picture))
 
@@ -188,10 +188,10 @@ class Host(Environment, ABC):
         """Who steps the rows; made at the first need."""
         if self._pool is None:
             cls, c = type(self), self.config
-            make = Maker(cls.__module__, cls.__qualname__, self._own, pickle.dumps(c), self.sample, self._files)
+            make = Maker(cls.__module__, cls.__qualname__, self._own, pickle.dumps(c), self.drawn, self._files)
             halves = [(h.start, h.stop) for h in self.halves]
             if self.workers:
-                workers = self.rows if self.sample else self.workers  # some libraries draw one picture a process
+                workers = self.rows if self.drawn else self.workers  # some libraries draw one picture a process
                 self._pool = WorkerPool(make, self._template, self.rows, halves, workers, c.timeout, c.start, self.news)
             else:
                 self._pool = Serial(make, self._template, self.rows, halves)

@@ -49,7 +49,7 @@ def taken(q: Tensor, action: Tensor, space: Choices) -> Tensor:
 
 
 def double_q(chooser: Tensor, scorer: Tensor, space: Choices, legal: Tensor | None = None) -> Tensor:
-    """The value of a moment: what `scorer` says of the action that `chooser` prefers (van Hasselt et al., 2016,
+    """The value of a state: what `scorer` says of the action that `chooser` prefers (van Hasselt et al., 2016,
     https://arxiv.org/abs/1509.06461); where both are one, its maximum."""
     return taken(scorer, best(chooser, space, legal), space)
 

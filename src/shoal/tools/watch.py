@@ -264,7 +264,7 @@ def film(
 ) -> tuple[list[Shot], Episodes]:
     """One greedy episode in every row of `env`, as shots, episode after episode; and what the episodes added up to."""
     taken: list[list[Take]] = [[] for _ in range(env.rows)]
-    env.sample, step, every = True, 0, 1
+    env.drawn, step, every = True, 0, 1
 
     def take(env: Environment, totals: Tensor) -> None:
         nonlocal step, every
@@ -289,7 +289,7 @@ def film(
 
 def require_drawing(env: Environment, title: str = "") -> None:
     """Refuse a world that cannot be watched, before anything is started for it. It is reset."""
-    env.sample = True
+    env.drawn = True
     env.reset(torch.full((env.rows, env.noise), 0.5, device=env.device))
     _sketch(env, 0, title)
     env.close()

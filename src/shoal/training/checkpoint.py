@@ -15,6 +15,7 @@ import pickle
 import re
 import shutil
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
@@ -161,10 +162,11 @@ def prune(folder: Path, keep: int) -> None:
 RENAMED = {"sight": "observations", "sights": "observations", "whole": "state_observations", "wild": "warmup"}
 
 
-def renamed(weights: dict[str, Any]) -> dict[str, Any]:
-    """An algorithm's state under the names of now: older files have others."""
-    heads = {k: str(k).partition(".")[0] for k in weights}
-    return {RENAMED.get(heads[k], heads[k]) + str(k)[len(heads[k]) :]: x for k, x in weights.items()}
+def renamed(weights: dict[str, Any], mine: Iterable[str]) -> dict[str, Any]:
+    """An algorithm's state under the names of now, which are those of `mine`: older files have others."""
+    heads, known = {k: str(k).partition(".")[0] for k in weights}, {k.partition(".")[0] for k in mine}
+    now = {h: RENAMED.get(h, h) if h not in known else h for h in heads.values()}
+    return {now[heads[k]] + str(k)[len(heads[k]) :]: x for k, x in weights.items()}
 
 
 def misfits(mine: Any, theirs: Any, where: str = "") -> list[str]:

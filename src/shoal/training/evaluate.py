@@ -132,13 +132,11 @@ def evaluate(
         actions, memory, _ = players.act(frame, memory, noise, explore=sampled, greedy=not sampled)
         outcome = play(env, actions, uniform())
         if not_finite is not None:
-            seen, done, learner_reward, then = tree_map(
-                lambda x: x[None], (frame, actions, outcome.results, outcome.next)
-            )  # [1, B, ...]
-            not_finite.note(seen, done, learner_reward, then, clock.add_(1))
+            seen, done, results, then = tree_map(lambda x: x[None], (frame, actions, outcome.results, outcome.next))
+            not_finite.note(seen, done, results, then, clock.add_(1))  # [1, B, ...]
         frame, over = outcome.frame, outcome.over
-        for g, pay in outcome.results.items():
-            now[g] += pay.reward
+        for g, result in outcome.results.items():
+            now[g] += result.reward
         now["length"] += 1
         for name, how in spec.stats.items():
             now[f"stat/{name}"] = outcome.stats[name].double() if how == "last" else now[f"stat/{name}"] + outcome.stats[name]

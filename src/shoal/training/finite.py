@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,6 @@ from torch import Tensor
 from shoal.envs.base import Environment
 from shoal.spec import Box, Frame, NotFiniteError, Result, View
 from shoal.tree import tree_leaves
-
-if TYPE_CHECKING:
-    pass
-
 
 NEVER = torch.iinfo(torch.long).max
 KINDS = ("observation", "state", "action", "reward", "observation", "state")  # in the order in which they come about
@@ -32,26 +28,26 @@ class FirstNotFinite:
     def note(
         self, frame: Frame, actions: dict[str, Tensor], results: dict[str, Result], following: Frame, steps: Tensor
     ) -> None:
-        """What happened in the `steps` [T]: frames, actions and pays are [T, B, ...]."""
+        """What happened in the `steps` [T]: frames, actions and results are [T, B, ...]."""
         if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, results, following)):
             return  # looked at in passing; what follows waits for no device and reads nothing
         for g in self.spec.groups:
-            now, then, pay = frame[g.name], following[g.name], results[g.name]
+            now, then, result = frame[g.name], following[g.name], results[g.name]
             acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
-            learner_reward = pay.reward if pay.shaping is None else pay.reward + pay.shaping
-            sizes = (_seen(now), _state(frame), acted, learner_reward, _seen(then), _state(following))
+            reward = result.reward if result.shaping is None else result.reward + result.shaping
+            sizes = (_seen(now), _state(frame), acted, reward, _seen(then), _state(following))
             for kind, x in enumerate(sizes):
                 if x is not None:  # [T, B, N], or of the state [T, B, 1]
-                    moment = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
-                    torch.minimum(self.first[g.name], moment, out=self.first[g.name])
+                    when = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
+                    torch.minimum(self.first[g.name], when, out=self.first[g.name])
 
     def found(self, of_what: str = "") -> NotFiniteError | None:
         """The first of them, in words; none where all were finite. The steps are those `of_what`."""
         name, first = min(((g, x) for g, x in self.first.items()), key=lambda item: int(item[1].min()))
-        if (moment := int(first.min())) == NEVER:
+        if (when := int(first.min())) == NEVER:
             return None
         row, agent = divmod(int(first.argmin()), first.shape[1])
-        step, kind = moment // len(KINDS), KINDS[moment % len(KINDS)]
+        step, kind = when // len(KINDS), KINDS[when % len(KINDS)]
         of = f" of {self.spec[name].agents[agent]}" if kind != "state" else ""
         return NotFiniteError(f"the {kind}{of} in row {row} is not finite at step {step:,}{of_what}", diverged=kind == "action")
 

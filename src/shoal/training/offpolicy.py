@@ -137,5 +137,5 @@ def break_off(replay: ReplayBuffer, trainers: list[OffPolicyTrainer], rows: Tens
 
 
 def cost(replay: ReplayBuffer) -> str:
-    """A sentence, before anything is allocated."""
+    """What it takes, in a sentence."""
     return f"The replay holds {replay.steps * replay.rows:,} steps in {size(replay.bytes)} on {replay.device}."

@@ -212,7 +212,7 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
     mine = algorithm.state_dict()
     if not isinstance(theirs, dict):
         raise UserError(f"the checkpoint of {source} holds no weights for the group {key!r}.")
-    theirs = checkpoint.renamed(theirs)
+    theirs = checkpoint.renamed(theirs, mine)
     theirs = {**theirs, **{k: x for k, x in mine.items() if k.startswith(leave)}} if leave else theirs
     problems = checkpoint.misfits(mine, theirs)
     if problems:

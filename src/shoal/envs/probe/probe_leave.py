@@ -47,10 +47,10 @@ class ProbeLeave(Probe):
         step = self.onehot(clock, STEPS)  # [B, T]
         wage = torch.where(left, (step * self.wages[1]).sum(-1), (step * self.wages[0]).sum(-1))  # [B]
         alive = self.alive(state)
-        learner_reward = alive if self.config.common else left[:, None] == self.stays
+        paid = alive if self.config.common else left[:, None] == self.stays
         leaves = (clock == 0) & (actions["agents"][:, 0] == 1)
         ended = alive & (self.last(state)[:, None] | (leaves[:, None] & ~self.stays))
-        return Move({"left": left | leaves}, {"agents": Result(wage[:, None] * learner_reward, ended)}, stats={"team": wage})
+        return Move({"left": left | leaves}, {"agents": Result(wage[:, None] * paid, ended)}, stats={"team": wage})
 
     def observe(self, state: State) -> Frame:
         seen = torch.cat((self.onehot(state["clock"], STEPS), state["left"].to(self.dtype)[:, None]), -1)
