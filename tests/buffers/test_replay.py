@@ -178,7 +178,7 @@ def test_windows_go_on_at_the_rings_beginning_and_have_what_was_before_their_fir
 def test_what_does_not_fit_is_refused(wrong: Any) -> None:
     replay = ring(5, 2, 1, initial_memory=True)
     good = clocks(1, 2, 2)
-    with pytest.raises(UserError, match=r"tensor 0 of a moment is .* for each of 2 rows .* does not fit"):
+    with pytest.raises(UserError, match=r"tensor 0 of a transition is .* for each of 2 rows .* does not fit"):
         replay.put({"id": wrong(good["id"])}, {"past": good["id"]})
     with pytest.raises(UserError, match="does not fit"):
         replay.put(good, {"past": wrong(good["id"])})
@@ -187,9 +187,9 @@ def test_what_does_not_fit_is_refused(wrong: Any) -> None:
 
 def test_more_or_fewer_tensors_or_steps_are_refused() -> None:
     replay, good = ring(5, 2), clocks(0, 2, 2)
-    with pytest.raises(UserError, match="1 tensors a moment was given 2"):
+    with pytest.raises(UserError, match="1 tensors a transition was given 2"):
         replay.put({**good, "more": good["id"]}, {})
-    with pytest.raises(UserError, match="0 tensors a moment was given 1"):
+    with pytest.raises(UserError, match="0 tensors a transition was given 1"):
         replay.put(good, {"past": good["id"]})
     with pytest.raises(UserError, match=r"a replay of 5 steps a row was given 6 at once: give it a larger --algo.capacity"):
         put(replay, 6)
