@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "shoal"
 
 LEVELS = {
-    **dict.fromkeys(("spec", "tree", "ids", "flags", "files", "ops", "kernels"), 0),
+    **dict.fromkeys(("spec", "frames", "tree", "ids", "flags", "files", "ops", "kernels"), 0),
     **dict.fromkeys(("nets", "envs", "buffers"), 1),
     "algos": 2,
     **dict.fromkeys(("log", "training"), 3),

@@ -40,16 +40,16 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 def where_rows(rows: Tensor, a: Any, b: Any) -> Any:
     """Tree `a` where the bool tensor `rows` holds, else tree `b`; `rows` [B] or [B, N] is widened to each leaf."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        return x.where(rows.reshape(rows.shape + (1,) * (x.dim() - rows.dim())), y)
-
-    return tree_map(pick, a, b)
+    return tree_map(lambda x, y: x.where(_widened(rows, x), y), a, b)
 
 
 def zero_where(rows: Tensor, tree: Any) -> Any:
     """The same tree, zero where the bool tensor `rows` holds: memory, where an agent starts."""
-    return where_rows(rows, tree_map(torch.zeros_like, tree), tree)
+    return tree_map(lambda x: x.masked_fill(_widened(rows, x), 0), tree)
+
+
+def _widened(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.reshape(rows.shape + (1,) * (x.dim() - rows.dim()))
 
 
 def cat_groups(groups: tuple[str, ...], part: Callable[[str], Any], agents_at: int) -> Any:

@@ -304,9 +304,7 @@ def test_looking_changes_no_number(worlds: dict[str, str]) -> None:
     batch.results["agents"].reward[2, 3, 0] = -torch.inf
     batch.results["agents"].reward[3, 1, 1] = torch.nan
     assert loop.not_finite is not None
-    loop.not_finite.note(
-        batch.frame, batch.actions, batch.results, batch.next, torch.arange(100, 116, 4, device=loop.env.device)
-    )
+    loop.not_finite.note(batch, torch.arange(100, 116, 4, device=loop.env.device))
     found = loop.not_finite.found()
     assert str(found) == "the reward of a_0 in row 3 is not finite at step 108"
     assert isinstance(found, UserError)

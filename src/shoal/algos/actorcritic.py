@@ -17,6 +17,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -31,8 +32,8 @@ from shoal.algos.target import Target
 from shoal.nets.heads import Net
 from shoal.nets.qnets import ActionCritic
 from shoal.ops import losses, values
-from shoal.ops.distributions import Choice, params_of
-from shoal.ops.explore import correlated
+from shoal.ops.distributions import params_of
+from shoal.ops.explore import correlated, random_action
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Frame, UserError
 from shoal.tree import cat_groups, split_groups, tree_map
@@ -178,34 +179,34 @@ class ActorCritic(OffPolicy, ABC):
         return self._act(self.next_actor if target and self.learns else self.actor, frame, memory, noise, False)
 
     def _act(self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
-        at, keep = frame[self.groups[0]].active.dim() - 1, self.config.noise_keep
-        before, legal = cat_groups(self.groups, memory.__getitem__, at), cat_groups(self.groups, lambda g: frame[g].legal, at)
-        start = cat_groups(self.groups, lambda g: frame[g].start, at) if self.recurrent or keep else None
-        active = (
-            cat_groups(self.groups, lambda g: self.remembers(frame[g]), at) if self.recurrent and self.has_inactive else None
-        )
-        params, state = actor(self.observations.actor_input(frame), before.get("actor"), None, active)
-        u, after = None if noise is None else cat_groups(self.groups, noise.__getitem__, at), dict(before)
-        if u is not None and start is not None and explore and keep:
-            u, after["noise"] = correlated(u, before["noise"], start, keep)
+        at = frame[self.groups[0]].active.dim() - 1
+        cat, split = partial(cat_groups, self.groups, agents_at=at), partial(split_groups, self.spec, self.groups, agents_at=at)
+        obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)
+        u = None if noise is None else cat(noise.__getitem__)
+        if self.recurrent or self.config.noise_keep:
+            params, u, after = self._remember(actor, frame, cat, cat(memory.__getitem__), obs, u, explore)
+            memory = split(after)
+        else:
+            params = actor(obs)[0]
         actions = self.sample_action(params, legal, u, explore)
         if u is not None and explore and self.config.random_steps:
-            actions = self._random_action(u, legal).where(self.warmup, actions)
+            actions = random_action(self.space, u[..., : self.width], legal).where(self.warmup, actions)
+        return Acted(split(actions), memory, {g: {} for g in self.groups})
+
+    def _remember(
+        self, actor: Net, frame: Frame, cat: Callable[..., Any], before: Any, obs: Any, u: Tensor | None, explore: bool
+    ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+        """The actor's output, the noise, and what is remembered: by nets, or of the noise (`noise_keep`)."""
+        start, after = cat(lambda g: frame[g].start), dict(before)
+        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
+        params, state = actor(obs, before.get("actor"), None, active)
+        if u is not None and explore and self.config.noise_keep:
+            u, after["noise"] = correlated(u, before["noise"], start, self.config.noise_keep)
         if self.recurrent:
             after["actor"] = state
             if explore:
                 after["critic"] = {k: self._critic_memory(k, frame, x, start, active) for k, x in before["critic"].items()}
-        return Acted(
-            split_groups(self.spec, self.groups, actions, at),
-            split_groups(self.spec, self.groups, after, at),
-            {g: {} for g in self.groups},
-        )
-
-    def _random_action(self, noise: Tensor, legal: Tensor | None) -> Tensor:
-        u = noise[..., : self.width]
-        if isinstance(self.space, Box):
-            return u * 2 - 1
-        return Choice(torch.zeros_like(u), self.space.sizes, legal, self.space.shape == ()).sample(u)
+        return params, u, after
 
     def _critic_memory(self, k: str, frame: Frame, state: Any, start: Any, active: Tensor | None) -> Any:
         """A critic's memory after what is seen now. Of one critic for all every agent has a copy, and those who start have lost
@@ -226,9 +227,13 @@ class ActorCritic(OffPolicy, ABC):
     # --- learning ---
 
     def draws(self, steps: int, rows: int) -> int:
-        each = 1 + (self.config.others == "policy")
-        peers = sum(self.spec[g].n * self.peers[g].noise for g in self.others)
-        return steps * rows * (2 * self.n * self.width + each * peers)
+        return steps * rows * sum(n * width for n, width in self._noise_sizes())
+
+    def _noise_sizes(self) -> list[tuple[int, int]]:
+        """[N, K] of uniform numbers: for the actor's own loss, for its next actions, for the peers' next ones, and for those
+        that they would take now."""
+        own, peers = (self.n, self.width), [(self.spec[g].n, self.peers[g].noise) for g in self.others]
+        return [own, own, *peers, *(peers if self.config.others == "policy" else ())]
 
     def set_schedules(self, now: Now) -> None:
         self.actor_optimiser.rate.fill_(self._rate(now))
@@ -247,7 +252,8 @@ class ActorCritic(OffPolicy, ABC):
             value_tp1 = self._target_value(samples, noise)
             target, mask = self.td_target(samples, value_tp1, value_t)
         metrics = self._update_critics(samples, actions, target, mask)
-        metrics |= self._when_due(lambda keep: self._update_actor(samples, actions, noise, keep))
+        update_actor = partial(self._update_actor, samples, actions, noise)
+        metrics |= update_actor(None) if self.config.delay == 1 else self._when_due(update_actor)
         self.target.follow()
         rates = {"actor": self.actor_optimiser.rate, "critic": self.critic_optimiser.rate}
         return {**metrics, **{f"learning_rate_{k}": x.clone() for k, x in rates.items()}, "target_lag": self.target.lag()}
@@ -261,8 +267,6 @@ class ActorCritic(OffPolicy, ABC):
     def _when_due(self, update_actor: Callable[[Tensor | None], Metrics]) -> Metrics:
         """The actor's step, once in `delay` updates; in between its metrics stay what they were. Where `variant` has looked
         whether it is due, nothing is computed in vain."""
-        if self.config.delay == 1:
-            return update_actor(None)
         due = (self.target.updates + 1) % self.config.delay == 0
         known, self.due = self.due, None
         if known is not False:
@@ -312,24 +316,11 @@ class ActorCritic(OffPolicy, ABC):
         with torch.no_grad():
             critics = list(self.critics)[: self.critics_climbed]
             features = [self._features(critic, k, samples) for k, critic in enumerate(critics)]
-            now = self.config.others == "policy"
-            peers = {g: self._peer_action(samples, g, noise["peers_now"], True) for g in self.others if now}
+            if self.config.others == "policy":
+                actions = {**actions, **{g: self._peer_action(samples, g, noise["peers_now"], True) for g in self.others}}
         params, active = self._actor_output(self.actor, samples), samples.active
-
-        def q_value(action: Tensor) -> Tensor:
-            mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
-            taken = tree_map(torch.detach, mine) if now else {}
-            at_once = self.as_one and now  # the slope along all actions is that along each, the others' held: one pass does
-            own = cat_groups(self.groups, mine.__getitem__, 2) if at_once else action
-            joint = self._joint_action(own, {**actions, **peers, **taken}, each=not at_once)
-            q = _stacked([critic(f, joint) for f, critic in zip(features, critics, strict=True)])
-            q = q if self.q_of_choices else q.squeeze(-1)
-            if not at_once:
-                return q
-            heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
-            return q.detach() + (q - q.detach()) / heads  # each of them has its own share of the slope
-
         with self.critic_optimiser.frozen():
+            q_value = partial(self._q_value, samples, actions, features)
             loss, q, metrics = self.actor_loss(params, samples.legal, noise["now"][self.burn_in :], q_value)
         loss, mask = self.learnt(loss - q), None if active is None else self.learnt(active)
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), due)
@@ -341,20 +332,32 @@ class ActorCritic(OffPolicy, ABC):
             "grad_norm_actor": norm,
         }
 
+    def _q_value(self, samples: Samples, actions: Actions, features: list[Tensor], action: Tensor) -> Tensor:
+        """[K, T, B, N] what each critic, by its `features`, gives for the actor's action, while others do as in `actions`; for
+        `others` "policy" the group's own other agents do as they would now."""
+        own, at_once = action, self.as_one and self.config.others == "policy"
+        if self.config.others == "policy":
+            mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
+            actions = {**actions, **tree_map(torch.detach, mine)}
+            own = cat_groups(self.groups, mine.__getitem__, 2) if at_once else action
+        joint = self._joint_action(own, actions, each=not at_once)
+        q = _stacked([critic(x, joint) for critic, x in zip(self.critics, features, strict=False)])
+        q = q if self.q_of_choices else q.squeeze(-1)
+        return self._shared_slope(q, samples.active) if at_once else q
+
+    def _shared_slope(self, q: Tensor, active: Tensor | None) -> Tensor:
+        """The slope along all actions is that along each, the others' held: one pass does, and each has its own share of it."""
+        heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
+        return q.detach() + (q - q.detach()) / heads
+
     def _noise(self, samples: Samples) -> dict[str, Any]:
-        """Uniform numbers [T, B, N, K]: for the actor's own loss, for its next actions, and for peers in both."""
+        """Uniform numbers [T, B, N, K], see `_noise_sizes`."""
         assert samples.noise is not None
-        lead, at = samples.batch.over.shape, 0
-
-        def take(n: int, width: int) -> Tensor:
-            nonlocal at
-            size = lead.numel() * n * width
-            at += size
-            return samples.noise[at - size : at].reshape(*lead, n, width)  # type: ignore[index]
-
-        own = {"now": take(self.n, self.width), "next": take(self.n, self.width)}
-        when = ("peers_next", "peers_now") if self.config.others == "policy" else ("peers_next",)
-        return {**own, **{w: {g: take(self.spec[g].n, self.peers[g].noise) for g in self.others} for w in when}}
+        lead, sizes = samples.batch.over.shape, self._noise_sizes()
+        parts = samples.noise.split([lead.numel() * n * width for n, width in sizes])
+        now, following, *peers = (x.reshape(*lead, *size) for x, size in zip(parts, sizes, strict=True))
+        peers_next, peers_now = (dict(zip(self.others, x, strict=False)) for x in (peers, peers[len(self.others) :]))
+        return {"now": now, "next": following, "peers_next": peers_next, "peers_now": peers_now}
 
     # --- joint actions ---
 

@@ -67,7 +67,7 @@ from shoal.algos.base import Seat, bounded
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.heads import Net
-from shoal.ops.distributions import Choice
+from shoal.ops.distributions import make
 from shoal.ops.explore import epsilon_greedy, perturbed
 from shoal.ops.schedules import Now
 from shoal.ops.values import one_hot
@@ -113,7 +113,7 @@ class DDPG(ActorCritic):
         u = noise if explore else None
         if isinstance(self.space, Box):
             return params.tanh() if u is None else perturbed(params.tanh(), u, self.epsilon)
-        pi = self._choice(params, legal)
+        pi = make(self.space, params, legal)
         if u is None:
             return pi.mode()
         sample = pi.sample(u[..., : self.width])
@@ -122,7 +122,7 @@ class DDPG(ActorCritic):
     def next_action(self, params: Tensor, legal: Tensor | None, noise: Tensor) -> tuple[Tensor, Any]:
         if isinstance(self.space, Box):
             return params.tanh(), None
-        return one_hot(self._choice(params, legal).mode(), self.space), None
+        return one_hot(make(self.space, params, legal).mode(), self.space), None
 
     def next_value(self, q: Tensor, policy: Any, active: Tensor | None) -> Tensor:
         return q
@@ -131,12 +131,8 @@ class DDPG(ActorCritic):
         self, params: Tensor, legal: Tensor | None, noise: Tensor, q_value: QValue
     ) -> tuple[Tensor, Tensor, Metrics]:
         continuous = isinstance(self.space, Box)
-        action = params.tanh() if continuous else self._choice(params, legal).relaxed(noise, self.config.gumbel)
+        action = params.tanh() if continuous else make(self.space, params, legal).relaxed(noise, self.config.gumbel)
         return self.config.regularise * params.square().mean(-1), q_value(action)[0], {}
-
-    def _choice(self, params: Tensor, legal: Tensor | None) -> Choice:
-        assert not isinstance(self.space, Box)
-        return Choice(params, self.space.sizes, legal, self.space.shape == ())
 
     def set_schedules(self, now: Now) -> None:
         super().set_schedules(now)

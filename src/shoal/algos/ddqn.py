@@ -68,10 +68,10 @@ from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.qnets import QNetwork
 from shoal.ops import losses, values
-from shoal.ops.distributions import noise_of
+from shoal.ops.distributions import params_of
 from shoal.ops.explore import epsilon_greedy, epsilon_keeping
 from shoal.ops.schedules import Now
-from shoal.spec import Batch, Frame, UserError
+from shoal.spec import Batch, Frame, UserError, View
 
 
 class DDQN(OffPolicy):
@@ -109,8 +109,8 @@ class DDQN(OffPolicy):
         self.mixer = self.make_mixer(generator)
         self.set_feed()
         self.noisy_draws = {g: self._q_net(g).noise for g in groups}
-        self.tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
-        self.noise = max(self.tosses + noise_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
+        tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
+        self.noise = max(tosses + params_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
         self._rate, self._epsilon = self.schedule("lr"), self.schedule("epsilon", last=c.epsilon_last)
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
         self.place(seat.device)
@@ -150,22 +150,20 @@ class DDQN(OffPolicy):
             view, space = frame[g], self.spaces[g]
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
-            obs, active = (
-                self._observations(g).actor_input(frame),
-                self.remembers(view) if self.recurrent and self.has_inactive else None,
-            )
-            q, state = self._q_net(g)(obs, memory[g], None, active, weights)
+            active = self.remembers(view) if self.recurrent and self.has_inactive else None
+            q, state = self._q_net(g)(self._observations(g).actor_input(frame), memory[g], None, active, weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
-            if u is None:
-                continue
-            u, keep = u[..., : self.tosses + noise_of(space)], self.config.epsilon_keep
-            if keep:
-                before = memory[g]["random"]
-                actions[g], now = epsilon_keeping(actions[g], u, self.epsilon, keep, before, space, view.legal)
-                after[g]["random"] = now.where(view.active[..., None], before)  # whoever waits for its turn goes on later
-            else:
-                actions[g] = epsilon_greedy(actions[g], u, self.epsilon, space, view.legal)
+            if u is not None and self.config.epsilon_keep:
+                actions[g], after[g]["random"] = self._explore_on(actions[g], u, memory[g]["random"], view, space)
+            elif u is not None:
+                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + params_of(space)], self.epsilon, space, view.legal)
         return Acted(actions, after, {g: {} for g in self.groups})
+
+    def _explore_on(self, greedy: Tensor, u: Tensor, before: Tensor, view: View, space: Any) -> tuple[Tensor, Tensor]:
+        """Exploration that may go on from the step before, and which random action that is."""
+        u, keep = u[..., : 2 + params_of(space)], self.config.epsilon_keep
+        action, now = epsilon_keeping(greedy, u, self.epsilon, keep, before, space, view.legal)
+        return action, now.where(view.active[..., None], before)  # whoever waits for its turn goes on later
 
     # --- learning ---
 
@@ -195,8 +193,8 @@ class DDQN(OffPolicy):
         self.update_reward_norm(batch)
 
     def update(self, samples: Samples) -> dict[str, Tensor]:
-        noise = self._noise(samples)
-        parts = [self._q_values(samples[g], g, *noise[g]) for g in self.groups]
+        noise = self._noise(samples) if self.config.noisy else {}
+        parts = [self._q_values(samples[g], g, *noise.get(g, ())) for g in self.groups]
         q_t, q_tp1 = torch.cat([p[0] for p in parts], 2), torch.cat([p[1] for p in parts], 2)
         value_t = torch.cat([p[2] for p in parts if p[2] is not None], 2) if self.spec.turns else None
         q_t = self.learnt(self.joint(q_t, samples.active, samples.frame, target=False))
@@ -219,10 +217,11 @@ class DDQN(OffPolicy):
             **({"priority": values.td_priority(error, mask)} if self.config.prioritised else {}),
         }
 
-    def _q_values(self, samples: Samples, g: str, *noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _q_values(self, samples: Samples, g: str, *noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """[T, B, N] of one group: Q of the actions taken, Q' of the next frames, and of these where agents wait for turns."""
         space, online, target = self.spaces[g], self._q_net(g), self._q_net(g, target=True)
-        online_t, online_tp1, target_t = (partial(net, noise=u) for net, u in zip((online, online, target), noise, strict=True))
+        nets = zip((online, online, target), noise or (None,) * 3, strict=True)
+        online_t, online_tp1, target_t = (partial(net, noise=u) for net, u in nets)
         memory, value_t, after_target = samples.memory if self.recurrent else None, None, None
         q_t, after = samples.unroll(online_t, samples.actor_input, memory)
         with torch.no_grad():
@@ -235,14 +234,10 @@ class DDQN(OffPolicy):
             q_tp1 = values.double_q(chosen, scores, space, samples.next_legal)
         return values.taken(q_t, samples.action, space), q_tp1, value_t
 
-    def _noise(self, samples: Samples) -> dict[str, tuple[Tensor | None, ...]]:
+    def _noise(self, samples: Samples) -> dict[str, tuple[Tensor, ...]]:
         """For each group what the weights of the net, of the net in the next frames, and of the target take."""
-        out: dict[str, tuple[Tensor | None, ...]] = {}
-        at = 0
-        for g, width in self.noisy_draws.items():
-            out[g] = samples.noise[at : at + 3 * width].unflatten(0, (3, width)).unbind() if width else (None,) * 3  # type: ignore[index]
-            at += 3 * width
-        return out
+        parts = samples.noise.split([3 * width for width in self.noisy_draws.values()])  # type: ignore[union-attr]
+        return {g: x.unflatten(0, (3, -1)).unbind() for g, x in zip(self.groups, parts, strict=True)}
 
     def values(self, frame: Frame) -> Tensor:
         parts = [

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -35,8 +36,8 @@ from shoal.buffers.minibatches import minibatches, spans
 from shoal.nets.heads import Actor
 from shoal.nets.norm import Running, normaliser
 from shoal.ops import losses, schedules
-from shoal.ops.distributions import Choice, noise_of
-from shoal.ops.explore import correlated
+from shoal.ops.distributions import make, noise_of
+from shoal.ops.explore import correlated, random_action
 from shoal.ops.returns import gae
 from shoal.ops.schedules import Now
 from shoal.spec import Box, Frame, UserError
@@ -186,31 +187,40 @@ class OnPolicy(Algorithm, ABC):
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         at = frame[self.groups[0]].active.dim() - 1
         cat, split = partial(cat_groups, self.groups, agents_at=at), partial(split_groups, self.spec, self.groups, agents_at=at)
-        legal, before = cat(lambda g: frame[g].legal), cat(memory.__getitem__)
-        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
-        obs = self.observations.actor_input(frame)
-        pi, _, after = self.actor.unroll(obs, legal, before.get("actor"), None, active)
-        states: dict[str, Any] = {**before, "actor": after} if self.recurrent else dict(before)
-        if self.recurrent and explore and self.critic is not None:
-            seen = self.observations.critic_input(frame) if self.observations.central else obs
-            states["critic"] = self.critic.value(seen, before["critic"], None, active)[1]
+        obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)
         u = None if noise is None else cat(noise.__getitem__)
-        if u is not None and self.config.noise_keep:
-            u, states["noise"] = correlated(u, before["noise"], cat(lambda g: frame[g].start), self.config.noise_keep)
-        memory = split(states) if states else memory
+        if self.recurrent or self.config.noise_keep:
+            pi, u, after = self._remember(frame, cat, cat(memory.__getitem__), obs, legal, u, explore)
+            memory = split(after)
+        else:
+            pi = self.actor.unroll(obs, legal)[0]
         if u is None:
             return Acted(split(pi.mode()), memory, {g: {} for g in self.groups})
         actions, log_prob = pi.draw(u)
         if explore and self.learns and self.config.random_steps:
-            random, random_log_prob = self._random_action(u, legal)
-            actions, log_prob = random.where(self.warmup, actions), random_log_prob.where(self.warmup, log_prob)
+            actions, log_prob = self._warm_up(u, legal, actions, log_prob)
         return Acted(split(actions), memory, {g: {"log_prob": x} for g, x in split(log_prob).items()})
 
-    def _random_action(self, noise: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Any action, each as likely, and its log-probability."""
-        if isinstance(self.space, Box):
-            return noise * 2 - 1, torch.full_like(noise[..., 0], -noise.shape[-1] * math.log(2))
-        return Choice(torch.zeros_like(noise), self.space.sizes, legal, self.space.shape == ()).draw(noise)
+    def _remember(
+        self, frame: Frame, cat: Callable[..., Any], before: Any, obs: Any, legal: Any, u: Tensor | None, explore: bool
+    ) -> tuple[Any, Tensor | None, dict[str, Any]]:
+        """The policy, the noise, and what is remembered: by nets, or of the noise (`noise_keep`)."""
+        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
+        pi, _, state = self.actor.unroll(obs, legal, before.get("actor"), None, active)
+        after = {**before, "actor": state} if self.recurrent else dict(before)
+        if self.recurrent and explore and self.critic is not None:
+            seen = self.observations.critic_input(frame) if self.observations.central else obs
+            after["critic"] = self.critic.value(seen, before["critic"], None, active)[1]
+        if u is not None and self.config.noise_keep:
+            u, after["noise"] = correlated(u, before["noise"], cat(lambda g: frame[g].start), self.config.noise_keep)
+        return pi, u, after
+
+    def _warm_up(self, u: Tensor, legal: Tensor | None, actions: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Any action, each as likely, and its log-probability, for the first `random_steps`."""
+        random, even = random_action(self.space, u, legal), torch.full_like(log_prob, -u.shape[-1] * math.log(2))
+        if not isinstance(self.space, Box):
+            even = make(self.space, torch.zeros_like(u), legal).log_prob(random)
+        return random.where(self.warmup, actions), even.where(self.warmup, log_prob)
 
     # --- learning ---
 
@@ -237,7 +247,7 @@ class OnPolicy(Algorithm, ABC):
         """The whole rollout as one minibatch, with values, advantages and targets, and what is to be logged of them."""
         self._train_mode(False)
         active, valued = samples.active, samples.valued
-        if samples.unsettled is not None:
+        if self.spec.turns:
             active = valued = samples.active_mask & ~samples.unsettled
         inputs = samples.actor_input, samples.critic_input
         batch = Minibatch(*inputs, samples.action, samples.extra("log_prob"), samples.legal, active, valued)
@@ -267,10 +277,9 @@ class OnPolicy(Algorithm, ABC):
         value_tp1, _ = samples.after(self._values_of(critic), samples.next_critic_input, after)
         if first and self.reward_norm is not None:
             self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
-        reward, ends = samples.reward, (samples.terminated, samples.cut)
-        if norm is not None:
-            value, value_tp1 = norm.denormalise(value), norm.denormalise(value_tp1)
-        advantage = gae(reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
+        value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
+        ends = samples.terminated, samples.cut
+        advantage = gae(samples.reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
         target = advantage + value
         batch.advantage = self._normalised(advantage, batch.active)
         metrics = {"explained_variance": losses.explained_variance(value, target, batch.valued)}
@@ -306,20 +315,29 @@ class OnPolicy(Algorithm, ABC):
         if isinstance(self.space, Box):
             metrics["std"] = self.actor.log_std.detach().exp().mean()
         if self.kl_stop is not None:
-            assert keep is not None
-            keep = keep & (self.warmup | (metrics["kl"] <= self.kl_stop))  # no KL stop during the random warm-up
-            metrics["kept"] = keep.float()
+            keep = self._stop_beyond(self.kl_stop, keep, metrics)
         count = losses.active_count(log_prob, batch.active)
-        if value is not None:  # a shared trunk: one step for both
-            value_loss, value_metrics, value_count = self.critic_loss(value, batch)
-            if value_count is not count and batch.active is not None:  # two means, of unequal numbers
-                loss = loss * (value_count / count.clamp(min=1))
-            metrics["grad_norm"] = self.actor_optimiser.descend(loss + value_loss, value_count, keep)
-            return {**metrics, **value_metrics}, keep
+        if value is not None:
+            return {**metrics, **self._update_both(loss, count, value, batch, keep)}, keep
         metrics["grad_norm_actor"] = self.actor_optimiser.descend(loss, count, keep)
         if not self.slices:  # the KL stop does not stop the critic
             metrics |= self.update_critic(batch, self.learning if c.learning_starts else None)[0]
         return metrics, keep
+
+    def _stop_beyond(self, kl: float, keep: Tensor | None, metrics: Metrics) -> Tensor:
+        """The KL stop; there is none during the random warm-up."""
+        assert keep is not None
+        keep = keep & (self.warmup | (metrics["kl"] <= kl))
+        metrics["kept"] = keep.float()
+        return keep
+
+    def _update_both(self, loss: Tensor, count: Any, value: Tensor, batch: Minibatch, keep: Tensor | None) -> Metrics:
+        """One step for actor and critic, where they share a trunk."""
+        value_loss, metrics, value_count = self.critic_loss(value, batch)
+        if value_count is not count and batch.active is not None:  # two means, of unequal numbers
+            loss = loss * (value_count / count.clamp(min=1))
+        norm = self.actor_optimiser.descend(loss + value_loss, value_count, keep)
+        return {"grad_norm": norm, **metrics}
 
     def update_critic(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor, Any]:
         """One step of the critic; its metrics, the values before it, and how many were learnt."""

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from shoal.algos.base import Acted, Algorithm, Rollout, Seat
 from shoal.algos.samples import Samples
-from shoal.ops.distributions import Choice, noise_of
-from shoal.spec import Box, Frame
+from shoal.ops.distributions import noise_of
+from shoal.ops.explore import random_action
+from shoal.spec import Frame
 
 
 class Random(Algorithm):
@@ -33,13 +34,9 @@ class Random(Algorithm):
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
         actions = {}
         for g in self.groups:
-            view, space = frame[g], self.spec[g].action
-            shape = (*view.active.shape, self.noise)
-            u = torch.full(shape, 0.5, device=view.active.device) if noise is None else noise[g]
-            if isinstance(space, Box):
-                actions[g] = u * 2 - 1
-            else:
-                actions[g] = Choice(torch.zeros_like(u), space.sizes, view.legal, space.shape == ()).sample(u)
+            active = frame[g].active
+            u = torch.full((*active.shape, self.noise), 0.5, device=active.device) if noise is None else noise[g]
+            actions[g] = random_action(self.spec[g].action, u, frame[g].legal)
         return Acted(actions, memory, {g: {} for g in self.groups})
 
     def update(self, samples: Samples) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
 from shoal.nets.heads import Net
 from shoal.ops import losses, values
-from shoal.ops.distributions import Choice, TanhNormal
+from shoal.ops.distributions import TanhNormal, make
 from shoal.ops.schedules import Now
 from shoal.spec import Box, UserError
 
@@ -115,7 +115,7 @@ class SAC(ActorCritic):
         if isinstance(self.space, Box):
             mean, spread = params.chunk(2, -1)
             return TanhNormal(mean, LOW + (HIGH - LOW) * 0.5 * (spread.tanh() + 1))
-        return Choice(params, self.space.sizes, legal, self.space.shape == ())
+        return make(self.space, params, legal)
 
     def sample_action(self, params: Tensor, legal: Tensor | None, noise: Tensor | None, explore: bool) -> Tensor:
         pi = self._policy(params, legal)

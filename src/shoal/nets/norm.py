@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.ids import own_object
+from shoal.ops.losses import masked_mean
 from shoal.spec import UserError
 
 CLIP = 10.0  # normalised observations are held within this
@@ -50,21 +51,14 @@ class Running(nn.Module):
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """x [..., *shape]; mask over the leading dimensions: what is false is not counted."""
         shape = self.mean.shape
-        x = x.detach().reshape(-1, *shape).double()
-        if mask is None:
-            n = torch.full_like(self.count, x.shape[0])
-            mean = x.mean(0)
-            var = (x - mean).square().mean(0)
-        else:
-            weight = mask.reshape(-1, *(1,) * len(shape)).double()
-            x = torch.where(weight > 0, x, 0)  # a masked NaN times zero would still be one
-            n = weight.sum()
-            mean = (x * weight).sum(0) / n.clamp(min=1)
-            var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)
+        x = x.reshape(-1, *shape).double()
+        mask = None if mask is None else mask.reshape(-1, *(1,) * len(shape))
+        n = len(x) if mask is None else mask.sum()
+        mean = masked_mean(x, mask, (0,))[0]
+        var = masked_mean((x - mean).square(), mask, (0,))[0]
         if self.share is not None:
             pooled = self.share @ mean
-            var = self.share @ (var + (mean - pooled).square())
-            mean = pooled
+            mean, var = pooled, self.share @ (var + (mean - pooled).square())
         total = self.count + n
         delta = mean - self.mean
         share = n / total.clamp(min=1)

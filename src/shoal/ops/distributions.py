@@ -11,6 +11,7 @@ Log-probabilities and entropies are summed over action dimensions: [...]. Masks 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,8 +30,7 @@ def params_of(space: Space) -> int:
     return len(space.low) if isinstance(space, Box) else sum(space.sizes)
 
 
-def noise_of(space: Space) -> int:
-    return params_of(space)
+noise_of = params_of
 
 
 def make(
@@ -44,21 +44,17 @@ def make(
     return kind(params, space.sizes, legal, single=space.shape == ())
 
 
-def mask_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
-    return logits if legal is None else logits.masked_fill(~legal, -math.inf)
-
-
 class Choice:
     """One categorical a dimension; the logits of all dimensions end to end [..., A]."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...], legal: Tensor | None = None, single: bool = True):
         self.sizes, self.single, self.masked = sizes, single, legal is not None
-        logits = mask_logits(logits, legal)
+        logits = logits if legal is None else logits.masked_fill(~legal, -math.inf)
         self.logits = (logits,) if len(sizes) == 1 else logits.split(sizes, -1)
 
     def sample(self, noise: Tensor) -> Tensor:
         """Gumbel's maximum: argmax(logits - log(-log u)) is a draw from the softmax. noise [..., A]."""
-        return self._join([x.argmax(-1) for x in self._shaken(noise)])
+        return self._largest(self._shaken(noise))
 
     def relaxed(self, noise: Tensor, temperature: float) -> Tensor:
         """A draw, one-hot, whose gradient is that of the softmax of the same shaken logits over `temperature` (Jang et al.,
@@ -81,7 +77,7 @@ class Choice:
         return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
-        return self._join([x.argmax(-1) for x in self.logits])
+        return self._largest(self.logits)
 
     def probabilities(self) -> Tensor:
         """Of every choice, those of all dimensions end to end: [..., A]."""
@@ -93,11 +89,8 @@ class Choice:
         return logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
 
     def entropy(self) -> Tensor:
-        return (
-            torch.stack([self._entropy(x) for x in self.logits]).sum(0)
-            if len(self.sizes) > 1
-            else self._entropy(self.logits[0])
-        )
+        each = [self._entropy(x) for x in self.logits]
+        return each[0] if len(each) == 1 else torch.stack(each).sum(0)
 
     def log_prob_and_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one softmax: what a policy-gradient step asks for."""
@@ -113,8 +106,10 @@ class Choice:
             log = log.clamp(min=-1e9)  # 0 log 0 is 0, and so is its gradient
         return -(log.exp() * log).sum(-1)
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        return parts[0] if self.single else torch.stack(parts, -1)
+    def _largest(self, parts: Iterable[Tensor]) -> Tensor:
+        """The choice of the largest number in each dimension."""
+        each = [x.argmax(-1) for x in parts]
+        return each[0] if self.single else torch.stack(each, -1)
 
 
 class FusedChoice(Choice):

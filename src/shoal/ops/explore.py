@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.ops.distributions import Choice
+from shoal.ops.distributions import make
 from shoal.ops.values import taken
-from shoal.spec import Discrete, MultiDiscrete
+from shoal.spec import Box, Discrete, MultiDiscrete, Space
 
 EDGE = 1e-7  # uniform numbers are kept so far from 0 and 1
+
+
+def random_action(space: Space, noise: Tensor, legal: Tensor | None) -> Tensor:
+    """Any action, each as likely. noise [..., A], or of continuous actions [..., D]."""
+    return noise * 2 - 1 if isinstance(space, Box) else make(space, torch.zeros_like(noise), legal).sample(noise)
 
 
 def correlated(noise: Tensor, before: Tensor, start: Tensor, keep: float) -> tuple[Tensor, Tensor]:
@@ -32,9 +37,8 @@ def epsilon_greedy(
 ) -> Tensor:
     """`greedy`, or with probability `epsilon` any legal action: tossed for each row and agent. noise [..., A + 1]."""
     coin, u = noise[..., 0], noise[..., 1:]
-    anything = Choice(torch.zeros_like(u), space.sizes, legal, space.shape == ()).sample(u)
     random = coin < epsilon
-    return anything.where(random if space.shape == () else random[..., None], greedy)
+    return random_action(space, u, legal).where(random if space.shape == () else random[..., None], greedy)
 
 
 def epsilon_keeping(
@@ -56,7 +60,7 @@ def epsilon_keeping(
     if legal is not None:
         goes_on = goes_on & (taken(legal.float(), old[..., 0] if single else old, space) == 1)
     random = goes_on | (coin < epsilon * (1 - keep) / (1 - epsilon * keep))
-    anything = Choice(torch.zeros_like(u), space.sizes, legal, single).sample(u)
+    anything = random_action(space, u, legal)
     sample = old.where(goes_on[..., None], anything[..., None] if single else anything)
     action = (sample[..., 0] if single else sample).where(random if single else random[..., None], greedy)
     return action, torch.cat((random[..., None].long(), sample), -1)

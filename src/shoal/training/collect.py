@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,12 +39,13 @@ class Players:
 
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False) -> Acted:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        acted = Acted({}, {}, {})
+        whole = Acted({}, {}, {})
         for a in self.algorithms:
             before = {g: zero_where(frame[g].start, memory[g]) for g in a.groups}
-            part = Acted(*a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore))
-            acted = Acted(acted.actions | part.actions, acted.memory | part.memory, acted.extras | part.extras)
-        return acted
+            acted = a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore)
+            for parts, part in zip(whole, acted, strict=True):
+                parts.update(part)
+        return whole
 
 
 def to_space(space: Space, action: Tensor) -> Tensor:
@@ -65,11 +65,7 @@ def bounds(space: Box, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def play(env: Environment, actions: dict[str, Tensor], noise: Tensor) -> Outcome:
     """One step of every row."""
-    return env.step(in_space(env.spec, actions), noise)
-
-
-def in_space(spec: EnvSpec, actions: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {g.name: to_space(g.action, actions[g.name]) for g in spec.groups}
+    return env.step({g.name: to_space(g.action, actions[g.name]) for g in env.spec.groups}, noise)
 
 
 class Collector:
@@ -85,26 +81,26 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, steps: int) -> Batch:
-        before, world_noise = self.memory, self._uniform(steps, self.env.rows, self.env.noise).unbind()
-        noise = {g: x.unbind() for g, x in self.players.noise(self.generator, steps, self.env.rows).items()}
-        *parts, stats, lost, memories = self._steps(steps, noise, world_noise)
-        batch = Batch(*parts, memory=before, memories=memories)  # type: ignore[misc]
-        self.episode_stats.count({g: p.reward for g, p in batch.results.items()}, batch.over, stats, lost)
+        memory, world_noise = self.memory, self._uniform(steps, self.env.rows, self.env.noise)
+        noise = self.players.noise(self.generator, steps, self.env.rows)
+        batch, stats, lost = self._steps(steps, noise, world_noise)
+        batch.memory = memory
+        self.episode_stats.count({g: r.reward for g, r in batch.results.items()}, batch.over, stats, lost)
         return batch
 
-    def _steps(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
-        """So many of all rows at once."""
+    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> tuple[Batch, dict[str, Tensor], Any]:
+        """So many of all rows at once: what happened, the worlds' stats, and what was lost."""
         for t in range(steps):
-            now, before = {g: x[t] for g, x in noise.items()}, self.memory
-            actions, self.memory, extras = self.players.act(self.frame, self.memory, now, explore=True)
-            outcome = play(self.env, actions, world_noise[t])
-            self.buffer.put(self._record(self.frame, before, actions, extras, outcome))
-            self.frame = outcome.frame
+            acted = self.players.act(self.frame, self.memory, {g: x[t] for g, x in noise.items()}, explore=True)
+            outcome = play(self.env, acted.actions, world_noise[t])
+            self.buffer.put(self._record(self.frame, self.memory, acted, outcome))
+            self.frame, self.memory = outcome.frame, acted.memory
         return self.buffer.take()
 
-    def _record(self, frame: Frame, memory: Any, actions: Any, extras: Any, outcome: Outcome) -> tuple[Any, ...]:
-        happened = (outcome.results, outcome.over, extras, outcome.stats, outcome.lost)
-        return frame, outcome.next, actions, *happened, memory if self.remembers else None
+    def _record(self, frame: Frame, memory: Any, acted: Acted, outcome: Outcome) -> tuple[Batch, dict[str, Tensor], Any]:
+        before = memory if self.remembers else None
+        step = Batch(frame, outcome.next, acted.actions, outcome.results, outcome.over, acted.extras, {}, memories=before)
+        return step, outcome.stats, outcome.lost
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.generator.device)
@@ -114,9 +110,7 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         return {
             "env": self.env.get_state(),
-            "frame": [
-                x.clone() for x in tree_leaves(self.frame)
-            ],  # as it was seen: a kernel may round otherwise than `observe`
+            "frame": [x.clone() for x in tree_leaves(self.frame)],  # as seen: a kernel may round otherwise than `observe`
             "memory": tree_map(torch.clone, self.memory),
             "generator": self.generator.get_state(),
             "tally": self.episode_stats.state_dict(),
@@ -157,27 +151,25 @@ class HalvesCollector(Collector):
             env.rewind(rows)
             raise
 
-    def _steps(self, steps: int, noise: Mapping[str, Sequence[Tensor]], world_noise: Sequence[Tensor]) -> Any:
+    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> tuple[Batch, dict[str, Tensor], Any]:
         env: Any = self.env
         frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
         memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]
-        acted: list[Any] = [None] * len(frames)
+        acted: list[Any] = [None] * len(frames)  # what each half does in the step that is under way
 
         def act(k: int, t: int) -> None:
             half = env.halves[k]
-            now = {g: x[t][half] for g, x in noise.items()}
-            before = memories[k]
-            actions, memories[k], extras = self.players.act(frames[k], memories[k], now, explore=True)
-            acted[k] = before, actions, extras
-            env.send(k, in_space(env.spec, actions), world_noise[t][half])
+            acted[k] = self.players.act(frames[k], memories[k], {g: x[t, half] for g, x in noise.items()}, explore=True)
+            actions = {g.name: to_space(g.action, acted[k].actions[g.name]) for g in env.spec.groups}
+            env.send(k, actions, world_noise[t, half])
 
         for k in range(len(frames)):
             act(k, 0)
         for t in range(steps):
             for k, buffer in enumerate(self.buffers):
-                outcome, (before, actions, extras) = env.receive(k), acted[k]
-                buffer.put(self._record(frames[k], before, actions, extras, outcome))
-                frames[k] = outcome.frame
+                outcome = env.receive(k)
+                buffer.put(self._record(frames[k], memories[k], acted[k], outcome))
+                frames[k], memories[k] = outcome.frame, acted[k].memory
                 if t + 1 < steps:
                     act(k, t + 1)
         self.frame, self.memory = joined(frames, 0), joined(memories, 0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import EnvSpec, UserError
+from shoal.spec import Batch, EnvSpec, UserError
 from shoal.training.collect import Players, play
 from shoal.training.finite import FirstNotFinite
 from shoal.training.seeds import generator
@@ -132,8 +132,8 @@ def evaluate(
         actions, memory, _ = players.act(frame, memory, noise, explore=sampled, greedy=not sampled)
         outcome = play(env, actions, uniform())
         if not_finite is not None:
-            seen, done, results, then = tree_map(lambda x: x[None], (frame, actions, outcome.results, outcome.next))
-            not_finite.note(seen, done, results, then, clock.add_(1))  # [1, B, ...]
+            step = Batch(frame, outcome.next, actions, outcome.results, outcome.over, {}, {})
+            not_finite.note(tree_map(lambda x: x[None], step), clock.add_(1))  # [1, B, ...]
         frame, over = outcome.frame, outcome.over
         for g, result in outcome.results.items():
             now[g] += result.reward

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import Box, Frame, NotFiniteError, Result, View
+from shoal.spec import Batch, Box, Frame, NotFiniteError, View
 from shoal.tree import tree_leaves
 
 NEVER = torch.iinfo(torch.long).max
@@ -25,17 +23,19 @@ class FirstNotFinite:
         self.spec = env.spec
         self.first = {g.name: torch.full((env.rows, g.n), NEVER, device=env.device) for g in env.spec.groups}
 
-    def note(
-        self, frame: Frame, actions: dict[str, Tensor], results: dict[str, Result], following: Frame, steps: Tensor
-    ) -> None:
-        """What happened in the `steps` [T]: frames, actions and results are [T, B, ...]."""
-        if steps.device.type == "cpu" and all(math.isfinite(x) for x in _sums(frame, actions, results, following)):
-            return  # looked at in passing; what follows waits for no device and reads nothing
+    def note(self, batch: Batch, steps: Tensor) -> None:
+        """What happened in the `steps` [T]. On a CPU it is looked at in passing, and nothing more is done where all is well."""
+        seen = tree_leaves((batch.frame, batch.actions, batch.results, batch.next))
+        if steps.device.type != "cpu" or not all(math.isfinite(float(x.sum())) for x in seen if x.is_floating_point()):
+            self._locate(batch, steps)
+
+    def _locate(self, batch: Batch, steps: Tensor) -> None:
+        """Waits for no device and reads nothing."""
         for g in self.spec.groups:
-            now, then, result = frame[g.name], following[g.name], results[g.name]
-            acted = _size(actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
+            now, then, result = batch.frame[g.name], batch.next[g.name], batch.results[g.name]
+            acted = _size(batch.actions[g.name]).where(now.alive, 0) if isinstance(g.action, Box) else None
             reward = result.reward if result.shaping is None else result.reward + result.shaping
-            sizes = (_seen(now), _state(frame), acted, reward, _seen(then), _state(following))
+            sizes = (_seen(now), _state(batch.frame), acted, reward, _seen(then), _state(batch.next))
             for kind, x in enumerate(sizes):
                 if x is not None:  # [T, B, N], or of the state [T, B, 1]
                     when = (steps[:, None, None] * len(KINDS) + kind).where(~x.isfinite(), NEVER).amin(0)
@@ -50,10 +50,6 @@ class FirstNotFinite:
         step, kind = when // len(KINDS), KINDS[when % len(KINDS)]
         of = f" of {self.spec[name].agents[agent]}" if kind != "state" else ""
         return NotFiniteError(f"the {kind}{of} in row {row} is not finite at step {step:,}{of_what}", diverged=kind == "action")
-
-
-def _sums(*trees: Any) -> Iterator[float]:
-    return (float(x.sum()) for x in tree_leaves(trees) if x.is_floating_point())
 
 
 def _seen(view: View) -> Tensor | None:

@@ -58,7 +58,7 @@ class Loop(LoopParts):
         batch = self.collector.collect(self.rollout)
         if self.not_finite is not None:
             steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
-            self.not_finite.note(batch.frame, batch.actions, batch.results, batch.next, steps)
+            self.not_finite.note(batch, steps)
         self.shaping(batch)
         self.bonus(batch)
         for a in self.learners:

@@ -28,31 +28,27 @@ class EpisodeStats:
 
     def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor], lost: Tensor | None = None) -> None:
         """rewards [T, B, N], over [T, B], stats [T, B]; where `lost` [T, B] an episode was cut off by an accident, and is left
-        out. A row's steps are added up episode by episode: the k-th to be seen
-        here into slot k, the one under way among them, without a look at the data."""
-        steps, rows = over.shape
+        out. A row's steps are added up episode by episode: the k-th to be seen here into slot k, the one under way among them,
+        without a look at the data."""
         slot = over.long().cumsum(0) - over.long()  # [T, B] ends before this step
-        ended = over.long().sum(0)  # [B] so many slots are whole; the next is under way
-        whole = torch.arange(steps + 1, device=over.device)[:, None] < ended  # [T + 1, B]
+        ended, row = over.long().sum(0), torch.arange(over.shape[1], device=over.device)  # so many slots are whole
+        whole = torch.arange(len(over) + 1, device=over.device)[:, None] < ended  # [T + 1, B]
         if lost is not None:
-            cut = torch.zeros_like(whole, dtype=torch.long).scatter_add_(0, slot, (over & lost).long())
-            whole = whole & (cut == 0)
-        tracks = {"length": torch.ones_like(over, dtype=torch.float64), **rewards}
-        for name, how in self.spec.stats.items():
-            tracks[f"stat/{name}"] = stats[name] * over if how == "last" else stats[name]
-        lengths = None
-        for name, x in tracks.items():
+            whole &= torch.zeros_like(whole, dtype=torch.long).scatter_add_(0, slot, (over & lost).long()) == 0
+        shown = {f"stat/{s}": stats[s] * over if how == "last" else stats[s] for s, how in self.spec.stats.items()}
+        for name, x in {"length": torch.ones_like(over, dtype=torch.float64), **rewards, **shown}.items():
             wide = (...,) + (None,) * (x.dim() - 2)
-            sums = torch.zeros(steps + 1, *x.shape[1:], dtype=torch.float64, device=x.device)
+            sums = self.carry[name].new_zeros(len(over) + 1, *x.shape[1:])
             sums[0] = self.carry[name]
             sums.scatter_add_(0, slot[wide].expand_as(x), x.double())
-            lengths = sums if lengths is None else lengths
-            self.carry[name].copy_(sums.gather(0, ended[wide][None].expand(1, *x.shape[1:]))[0])
-            if self.spec.stats.get(name.removeprefix("stat/")) == "mean":
-                sums = sums / lengths.clamp(min=1)
+            self.carry[name].copy_(sums[ended, row])  # the next is under way
+            if name == "length":
+                lengths = sums.clamp(min=1)
+            elif self.spec.stats.get(name.removeprefix("stat/")) == "mean":
+                sums = sums / lengths
             self.done[name] += torch.where(whole[wide], sums, 0).sum((0, 1))
         for name, reward in rewards.items():
-            total = reward.double().sum((0, 1)) / rows
+            total = reward.double().sum((0, 1)) / over.shape[1]
             self.reward[name] += total
             self.earned[name] += total
         self.episodes += (over if lost is None else over & ~lost).sum()
