@@ -140,14 +140,16 @@ class Observations(nn.Module):
         if not self.central:
             return self.actor_input(frame, cache)
         if self.joins:
-            return {
-                g.name: (self._own(frame[g.name], g, cache), frame[g.name].alive if g.mortal else None) for g in self.around
-            }
-        state = frame.state.float() if self.sees_state and frame.state is not None else self._joined(frame, cache)
-        state = state if self.state_norm is None else self.state_norm.normalise(state, CLIP)
-        if self.input_kind != "agent":
-            return state
-        own = self.actor_input(frame, cache)
+            views = [(g, frame[g.name]) for g in self.around]
+            return {g.name: (self._own(view, g, cache), view.alive if g.mortal else None) for g, view in views}
+        state = self._state(frame.state) if self.sees_state and frame.state is not None else self._joined(frame, cache)
+        return state if self.input_kind != "agent" else self._beside(state, self.actor_input(frame, cache))
+
+    def _state(self, state: Tensor) -> Tensor:
+        """[..., S] the world's own."""
+        return state.float() if self.state_norm is None else self.state_norm.normalise(state.float(), CLIP)
+
+    def _beside(self, state: Tensor, own: Tensor) -> Tensor:
         return torch.cat((state[..., None, :].expand(*own.shape[:-1], -1), own), -1)
 
     def _joined(self, frame: Frame, cache: Cache | None) -> Tensor:
@@ -159,11 +161,12 @@ class Observations(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _own(self, view: View, group: Group, cache: Cache | None) -> Any:
-        """A group's normalised observations. What a world leaves for the dead to see may be anything: it is made finite, or
-        zeros."""
+        """A group's normalised observations."""
         obs = self._normalised(view, group, cache)
-        if not group.mortal:
-            return obs
+        return self._without_dead(obs, view) if group.mortal else obs
+
+    def _without_dead(self, obs: Any, view: View) -> Any:
+        """What a world leaves for the dead to see may be anything: it is made finite, or zeros."""
         if self.zero_dead:
             return where_rows(view.alive, obs, tree_map(torch.zeros_like, obs))
         vector = obs if isinstance(obs, Tensor) else obs.get(VECTOR)

@@ -213,10 +213,10 @@ class Samples:
     def unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
         """What a net gives of the inputs `x` [burn-in and T, ...] after the burn-in, and its memory after each of those steps.
         `when`: where memory is zeroed and whose goes on, if not as the agents' own."""
-        if not self.learner.recurrent:
-            return net(x)
-        when, k = when or (self.start, self.remembers), self.learner.burn_in
-        if k:
+        return self._unroll(net, x, memory, *(when or (self.start, self.remembers))) if self.learner.recurrent else net(x)
+
+    def _unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
+        if k := self.learner.burn_in:
             with torch.no_grad():
                 warm, *then = tree_map(lambda t: t[:k], (x, *when))
                 memory = tree_map(lambda t: t[-1], net(warm, memory, *then)[1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,16 +18,11 @@ Rollout = TypeVar("Rollout")
 def minibatches(rollout: Rollout, steps: int, rows: int, chunk: int, count: int, order: Tensor | None) -> list[Rollout]:
     """A dataclass of trees of [T, B, ...] -> `count` of them, of [chunk, chunks, ...], taken in `order`; none: as they are.
     Of the field `memory`, what there was before each chunk's first step, [chunks, ...]."""
-    parts: dict[str, Any] = {f.name: getattr(rollout, f.name) for f in fields(rollout)}  # type: ignore[arg-type]
-    chosen: dict[int, Any] = {}  # by the part's id: what stands in two fields is taken once
-    for k, part in parts.items():
-        if id(part) not in chosen:
-            chosen[id(part)] = tree_map(partial(_before if k == "memory" else _chunks, chunk=chunk, order=order), part)
-    out = []
-    for a, b in spans(steps // chunk * rows, count):
-        at = {k: slice(a, b) if k == "memory" else (slice(None), slice(a, b)) for k in parts}
-        out.append(type(rollout)(**{k: tree_map(itemgetter(at[k]), chosen[id(x)]) for k, x in parts.items()}))
-    return out
+    chunks = cache(partial(_chunks, chunk=chunk, order=order))  # what stands in two fields is taken once
+    whole = tree_map(chunks, replace(rollout, memory=None))  # type: ignore[type-var]
+    memory = tree_map(partial(_before, chunk=chunk, order=order), rollout.memory)  # type: ignore[attr-defined]
+    at = [slice(a, b) for a, b in spans(steps // chunk * rows, count)]
+    return [replace(tree_map(itemgetter((slice(None), k)), whole), memory=tree_map(itemgetter(k), memory)) for k in at]
 
 
 def _chunks(x: Tensor, chunk: int, order: Tensor | None) -> Tensor:

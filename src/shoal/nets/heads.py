@@ -84,7 +84,7 @@ class Net(nn.Module):
             return x, {}
         if state is None:
             raise UserError(NO_MEMORY)
-        after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
+        after = self.memory(x, state, start, active)
         return self.out(after["hidden"]), after
 
 

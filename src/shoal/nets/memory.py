@@ -32,8 +32,10 @@ class Memory(nn.Module):
         """One step from `state`: x [..., N, F], start and active [..., N]."""
         return self._step(self.inward(x), state, start, active)
 
-    def forward(self, x: Tensor, state: State, start: Tensor, active: Tensor | None) -> State:
-        """The states after each of the steps x [T, B, N, F], from the state before the first."""
+    def forward(self, x: Tensor, state: State, start: Tensor | None, active: Tensor | None) -> State:
+        """The states after each of the steps x [T, B, N, F], from the state before the first; without `start` x is one step."""
+        if start is None:
+            return self.step(x, state, None, active)
         after = []
         for t, gates in enumerate(self.inward(x).unbind()):
             state = self._step(gates, state, start[t], None if active is None else active[t])

@@ -53,7 +53,7 @@ class Running(nn.Module):
         shape = self.mean.shape
         x = x.reshape(-1, *shape).double()
         mask = None if mask is None else mask.reshape(-1, *(1,) * len(shape))
-        n = len(x) if mask is None else mask.sum()
+        n = torch.full_like(self.count, len(x)) if mask is None else mask.sum()
         mean = masked_mean(x, mask, (0,))[0]
         var = masked_mean((x - mean).square(), mask, (0,))[0]
         if self.share is not None:

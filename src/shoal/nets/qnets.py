@@ -59,8 +59,7 @@ class ActionCritic(nn.Module):
         if self.memory is None:
             return x, {}
         assert state is not None
-        x = self.body(x)
-        after = self.memory.step(x, state, None, active) if start is None else self.memory(x, state, start, active)
+        after = self.memory(self.body(x), state, start, active)
         return after["hidden"], after
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:

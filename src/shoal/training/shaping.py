@@ -26,19 +26,20 @@ class Shaping:
         self.not_finite = torch.zeros((), dtype=torch.bool, device=now.device)  # a shaper gave what is not finite
 
     def __call__(self, batch: Batch) -> None:
-        for groups in self.spec.teams.values():
-            rewards = [batch.results[g.name].reward for g in groups]
-            if self.reward != "own":
-                team = torch.cat(rewards, -1)  # [T, B, all agents of the team]
-                total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.reward == "team-mean" else 1)
-                rewards = [total.expand_as(r) for r in rewards]
-            for g, reward in zip(groups, rewards, strict=True):
-                shaping = batch.results[g.name].shaping
-                reward = reward if shaping is None else reward + shaping
-                if g.name in self.shapers:
-                    reward = self._shaped(g.name, reward, batch.frame[g.name].obs)
-                    self.not_finite |= ~reward.isfinite().all()
-                batch.learner_reward[g.name] = reward
+        for g, result in batch.results.items():
+            reward = result.reward if self.reward == "own" else self._team_reward(batch, g)
+            reward = reward if result.shaping is None else reward + result.shaping
+            if g in self.shapers:
+                reward = self._shaped(g, reward, batch.frame[g].obs)
+                self.not_finite |= ~reward.isfinite().all()
+            batch.learner_reward[g] = reward
+
+    def _team_reward(self, batch: Batch, group: str) -> Tensor:
+        team = torch.cat(
+            [batch.results[g.name].reward for g in self.spec.teams[self.spec[group].team]], -1
+        )  # [T, B, its agents]
+        total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.reward == "team-mean" else 1)
+        return total.expand_as(batch.results[group].reward)
 
     def _shaped(self, group: str, reward: Tensor, obs: Any) -> Tensor:
         shaper = self.shapers[group]
