@@ -84,8 +84,8 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
                 if not inherited and not remembers:
                     yield line, "step", "only training/collect.py steps a world"
-            if called in ("send", "receive") and receiver == "env" and name != "training/collect.py":
-                yield line, "step", "only training/collect.py steps a world"
+            if called in ("send", "receive") and receiver == "env" and name != "training/halves.py":
+                yield line, "step", "only training/halves.py steps halves of a world"
             if (
                 called == "item"
                 and receiver

@@ -287,11 +287,12 @@ class ActorCritic(OffPolicy, ABC):
         joint, targets = self._joint_action(own, actions, each=not self.as_one), cast(nn.ModuleList, self.target.module)
         q = [critic(self._features(critic, k, samples, not now), joint) for k, critic in enumerate(targets)]
         lowest = torch.stack(q).amin(0) if len(q) > 1 else q[0]
-        active = None
-        if self.has_inactive:
-            active = cat_groups(self.groups, lambda g: frame[g].active, 2)
-            active = active if now else active & ~cat_groups(self.groups, lambda g: samples.later.results[g].terminated, 2)
+        active = self._active_in(frame, samples, now) if self.has_inactive else None
         return self.next_value(lowest if self.q_of_choices else lowest[..., 0], policy, active)
+
+    def _active_in(self, frame: Frame, samples: Samples, now: bool) -> Tensor:
+        active = samples.cat(lambda g: frame[g].active)
+        return active if now else active & ~samples.cat(lambda g: samples.later.results[g].terminated)
 
     def _update_critics(self, samples: Samples, actions: Actions, target: Tensor, mask: Tensor | None) -> Metrics:
         joint = self._joint_action(cat_groups(self.groups, actions.__getitem__, 2), actions, each=False)
@@ -407,8 +408,11 @@ class ActorCritic(OffPolicy, ABC):
 
     def _features(self, critic: Any, k: int, samples: Samples, following: bool = False) -> Tensor:
         """What a critic makes of what it sees, in these frames or in the next."""
-        if not self.recurrent:
-            return critic.features(samples.next_critic_input if following else samples.critic_input)[0]
+        if self.recurrent:
+            return self._unrolled(critic, k, samples, following)
+        return critic.features(samples.next_critic_input if following else samples.critic_input)[0]
+
+    def _unrolled(self, critic: Any, k: int, samples: Samples, following: bool) -> Tensor:
         memory = samples.memory["critic"][str(k)]
         when, then = (), ()
         if self.as_one:  # memory of one critic for all begins when time begins for all

@@ -151,7 +151,7 @@ class DDQN(OffPolicy):
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
             active = self.remembers(view) if self.recurrent and self.has_inactive else None
-            q, state = self._q_net(g)(self._observations(g).actor_input(frame), memory[g], None, active, weights)
+            q, state = self._q_net(g)(self._observations(g).actor_input(frame), memory[g], None, active, noise=weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
             if u is not None and self.config.epsilon_keep:
                 actions[g], after[g]["random"] = self._explore_on(actions[g], u, memory[g]["random"], view, space)

@@ -80,14 +80,14 @@ class OffPolicy(Algorithm, ABC):
             reward = losses.masked_mean(reward, alive, (2,))
             terminated, cut = terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True)
             mask = None if mask is None else mask.any(-1, keepdim=True)
-        if not self.spec.turns:
-            target = n_step(reward, value_tp1, terminated, cut, c.gamma, c.n_step)
-        else:
+        if self.spec.turns:
             assert mask is not None
             assert value_t is not None
-            next_turn = samples.next_turn.any(-1, keepdim=True) if self.as_one else samples.next_turn
             target = turn_values(reward, value_t, value_tp1, terminated, cut, c.gamma, mask)
+            next_turn = samples.next_turn.any(-1, keepdim=True) if self.as_one else samples.next_turn
             mask = mask & ~unsettled_turns(terminated, terminated | cut, mask, next_turn)
+        else:
+            target = n_step(reward, value_tp1, terminated, cut, c.gamma, c.n_step)
         return self.learnt(target), None if mask is None else self.learnt(mask)
 
     def learnt(self, x: Tensor, time_at: int = 0) -> Tensor:

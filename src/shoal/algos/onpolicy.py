@@ -247,7 +247,7 @@ class OnPolicy(Algorithm, ABC):
         """The whole rollout as one minibatch, with values, advantages and targets, and what is to be logged of them."""
         self._train_mode(False)
         active, valued = samples.active, samples.valued
-        if self.spec.turns:
+        if self.spec.turns and samples.unsettled is not None:
             active = valued = samples.active_mask & ~samples.unsettled
         inputs = samples.actor_input, samples.critic_input
         batch = Minibatch(*inputs, samples.action, samples.extra("log_prob"), samples.legal, active, valued)

@@ -52,6 +52,17 @@ class Leaf:
     def width(self) -> int:
         return int(torch.Size(self.shape).numel())
 
+    def viewed(self, part: Tensor) -> Tensor:
+        """[..., width] in its own shape."""
+        return part if len(self.shape) == 1 else part.unflatten(-1, self.shape) if self.shape else part[..., 0]
+
+    def check(self, x: Tensor, lead: int, rows: int, k: int) -> None:
+        if x.dtype != self.dtype or tuple(x.shape[lead:]) != self.shape or x.shape[lead - 1] != rows:
+            raise UserError(
+                f"tensor {k} of a transition is {list(self.shape)} of {self.dtype} for each of {rows} rows here; "
+                f"one of {list(x.shape)} and {x.dtype} does not fit."
+            )
+
 
 class Records:
     """[steps, rows] of one tree, packed: a tensor [steps, rows, width] for each dtype."""
@@ -82,11 +93,7 @@ class Records:
         tree_map(lambda _, x: leaves.append(x), self.tree, tree)  # by name, in whatever order they come
         parts: dict[torch.dtype, list[Tensor]] = {d: [] for d in self.widths}
         for k, (x, leaf) in enumerate(zip(leaves, self.leaves, strict=True)):
-            if x.dtype != leaf.dtype or tuple(x.shape[lead:]) != leaf.shape or x.shape[lead - 1] != self.rows:
-                raise UserError(
-                    f"tensor {k} of a transition is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows here; "
-                    f"one of {list(x.shape)} and {x.dtype} does not fit."
-                )
+            leaf.check(x, lead, self.rows, k)
             parts[leaf.dtype].append(x.reshape(*x.shape[:lead], leaf.width))
         return {d: xs[0] if len(xs) == 1 else torch.cat(xs, -1) for d, xs in parts.items()}
 
@@ -101,14 +108,8 @@ class Records:
 
     def unpacked(self, flat: dict[torch.dtype, Tensor]) -> Any:
         parts = {d: iter(x.split([leaf.width for leaf in self.leaves if leaf.dtype == d], -1)) for d, x in flat.items()}
-        leaves = iter(self.leaves)
-
-        def view(_: Tensor) -> Tensor:
-            leaf = next(leaves)
-            part = next(parts[leaf.dtype])
-            return part if len(leaf.shape) == 1 else part.unflatten(-1, leaf.shape) if leaf.shape else part[..., 0]
-
-        return tree_map(view, self.tree)
+        views = iter([leaf.viewed(next(parts[leaf.dtype])) for leaf in self.leaves])
+        return tree_map(lambda _: next(views), self.tree)
 
 
 class ReplayBuffer:

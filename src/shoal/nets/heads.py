@@ -123,27 +123,20 @@ class Actor(nn.Module):
         """What one without memory does."""
         return self.unroll(x, legal)[0]
 
-    def unroll(
-        self,
-        x: Any,
-        legal: Tensor | None,
-        state: State | None = None,
-        start: Tensor | None = None,
-        active: Tensor | None = None,
-    ) -> tuple[Any, Tensor | None, State]:
-        """The distribution, the value where the trunk is shared, and the memory after: see `Net`."""
-        out, after = self.net(x, state, start, active)
+    def unroll(self, x: Any, legal: Tensor | None, *memory: Any) -> tuple[Any, Tensor | None, State]:
+        """The distribution, the value where the trunk is shared, and the memory after. `memory`: what `Net` takes of it."""
+        out, after = self.net(x, *memory)
         params = out[..., : self.params].contiguous() if self.values else out
-        log_std = self.log_std.clamp(-5, 2) if isinstance(self.space, Box) else None
-        if log_std is not None and self.owners is not None:
-            log_std = log_std[self.owners]
+        log_std = self._log_std() if isinstance(self.space, Box) else None
         pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
         return pi, out[..., self.params] if self.values else None, after
 
-    def value(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        out, after = self.net(x, state, start, active)
+    def _log_std(self) -> Tensor:
+        log_std = self.log_std.clamp(-5, 2)
+        return log_std if self.owners is None else log_std[self.owners]
+
+    def value(self, x: Any, *memory: Any) -> tuple[Tensor, State]:
+        out, after = self.net(x, *memory)
         return out[..., self.params], after
 
 
@@ -180,14 +173,12 @@ class Critic(nn.Module):
         """What one without memory does."""
         return self.value(x)[0]
 
-    def value(
-        self, x: Any, state: State | None = None, start: Tensor | None = None, active: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Values, and the memory after: see `Net`."""
+    def value(self, x: Any, *memory: Any) -> tuple[Tensor, State]:
+        """Values, and the memory after. `memory`: what `Net` takes of it."""
         x = x if self.encoder is None else self.encoder(x)
         if self.multi_head:
             return self.net(x[..., None, :])[0][..., 0, :], {}
         if self.central:
             x = x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
-        out, after = self.net(x, state, start, active)
+        out, after = self.net(x, *memory)
         return out[..., 0], after

@@ -103,16 +103,10 @@ class QNetwork(nn.Module):
         """Uniform numbers that noisy weights take, for each agent."""
         return 0 if self.out is None else self.out.noise
 
-    def forward(
-        self,
-        x: Any,
-        state: State | None = None,
-        start: Tensor | None = None,
-        active: Tensor | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        """Values, and the memory after: see `Net`. noise [..., self.noise], or none for the weights' means."""
-        q, after = self.net(x, state, start, active)
+    def forward(self, x: Any, *memory: Any, noise: Tensor | None = None) -> tuple[Tensor, State]:
+        """Values, and the memory after. `memory`: what `Net` takes of it; noise [..., self.noise], or none for the weights'
+        means."""
+        q, after = self.net(x, *memory)
         if self.out is not None:
             q = self.out(self.out.activation(q), noise)
         if self.dueling:

@@ -27,7 +27,7 @@ from shoal.spec import EnvSpec, Frame, Outcome, UserError
 from shoal.tools.contract import BrokenError, Contract, Findings, random_players
 from shoal.tools.raw import stranded
 from shoal.tools.rawcheck import RawCheck
-from shoal.training.collect import make_collector
+from shoal.training.halves import make_collector
 from shoal.training.seeds import generator
 
 PATIENCE = 10.0  # seconds that each of the two checks steps at most, whatever --steps says

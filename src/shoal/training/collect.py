@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.algos.base import Acted, Algorithm
 from shoal.buffers.rollout import RolloutBuffer
 from shoal.envs.base import Environment
-from shoal.spec import Batch, Box, EnvSpec, Frame, NotFiniteError, Outcome, Space
+from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space
 from shoal.training.seeds import restore_generator
 from shoal.training.stats import EpisodeStats
 from shoal.tree import tree_leaves, tree_map, zero_where
@@ -39,13 +39,13 @@ class Players:
 
     def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor], explore: bool, greedy: bool = False) -> Acted:
         """Actions, memory and extras of all groups. Memory is zeroed where an agent starts."""
-        whole = Acted({}, {}, {})
+        whole: tuple[dict[str, Any], ...] = ({}, {}, {})
         for a in self.algorithms:
             before = {g: zero_where(frame[g].start, memory[g]) for g in a.groups}
             acted = a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore)
             for parts, part in zip(whole, acted, strict=True):
                 parts.update(part)
-        return whole
+        return Acted(*whole)
 
 
 def to_space(space: Space, action: Tensor) -> Tensor:
@@ -131,55 +131,3 @@ class Collector:
         self.episode_stats.load_state_dict(state["tally"])
         if anew is not None:
             self.episode_stats.drop(anew)
-
-
-class HalvesCollector(Collector):
-    """Of a world in other processes: one half of the rows is acted for while the other is stepped elsewhere."""
-
-    def __init__(self, env: Environment, players: Players, generator: torch.Generator):
-        super().__init__(env, players, generator)
-        self.buffers = [RolloutBuffer() for _ in env.halves]
-
-    def collect(self, steps: int) -> Batch:
-        env: Any = self.env
-        mark = self.frame, self.memory, self.generator.get_state(), env.mark()
-        try:
-            return super().collect(steps)
-        except NotFiniteError:  # as if this rollout had not begun: what is saved now is good
-            self.frame, self.memory, generator, rows = mark
-            self.generator.set_state(generator)
-            env.rewind(rows)
-            raise
-
-    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> tuple[Batch, dict[str, Tensor], Any]:
-        env: Any = self.env
-        frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
-        memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]
-        acted: list[Any] = [None] * len(frames)  # what each half does in the step that is under way
-
-        def act(k: int, t: int) -> None:
-            half = env.halves[k]
-            acted[k] = self.players.act(frames[k], memories[k], {g: x[t, half] for g, x in noise.items()}, explore=True)
-            actions = {g.name: to_space(g.action, acted[k].actions[g.name]) for g in env.spec.groups}
-            env.send(k, actions, world_noise[t, half])
-
-        for k in range(len(frames)):
-            act(k, 0)
-        for t in range(steps):
-            for k, buffer in enumerate(self.buffers):
-                outcome = env.receive(k)
-                buffer.put(self._record(frames[k], memories[k], acted[k], outcome))
-                frames[k], memories[k] = outcome.frame, acted[k].memory
-                if t + 1 < steps:
-                    act(k, t + 1)
-        self.frame, self.memory = joined(frames, 0), joined(memories, 0)
-        return joined([buffer.take() for buffer in self.buffers], 1)
-
-
-def make_collector(env: Environment, players: Players, generator: torch.Generator) -> Collector:
-    return (HalvesCollector if env.halves else Collector)(env, players, generator)
-
-
-def joined(halves: list[Any], rows_at: int) -> Any:
-    """Trees of some rows each as one of all rows."""
-    return halves[0] if len(halves) == 1 else tree_map(lambda *xs: torch.cat(xs, rows_at), *halves)

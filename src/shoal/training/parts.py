@@ -20,9 +20,9 @@ from shoal.log.console import Display
 from shoal.log.logger import Logger
 from shoal.log.report import Facts
 from shoal.spec import Batch, UserError
-from shoal.training.collect import make_collector
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.finite import FirstNotFinite
+from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
 from shoal.training.offpolicy import cost, make_trainers
 from shoal.training.players import load_weights, make_players, recorded_players, rollout_steps

@@ -23,6 +23,7 @@ class Shaping:
 
     def __init__(self, spec: EnvSpec, reward: str, shapers: dict[str, Shaper], now: Tensor, steps: int):
         self.spec, self.reward, self.shapers, self.now, self.steps = spec, reward, shapers, now, steps
+        self.team_of = {g.name: [x.name for x in groups] for groups in spec.teams.values() for g in groups}
         self.not_finite = torch.zeros((), dtype=torch.bool, device=now.device)  # a shaper gave what is not finite
 
     def __call__(self, batch: Batch) -> None:
@@ -35,9 +36,7 @@ class Shaping:
             batch.learner_reward[g] = reward
 
     def _team_reward(self, batch: Batch, group: str) -> Tensor:
-        team = torch.cat(
-            [batch.results[g.name].reward for g in self.spec.teams[self.spec[group].team]], -1
-        )  # [T, B, its agents]
+        team = torch.cat([batch.results[g].reward for g in self.team_of[group]], -1)  # [T, B, all its agents]
         total = team.sum(-1, keepdim=True) / (team.shape[-1] if self.reward == "team-mean" else 1)
         return total.expand_as(batch.results[group].reward)
 
