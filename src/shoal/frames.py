@@ -66,9 +66,7 @@ class Batch:
     over: Tensor  # [T, B]
     extras: dict[str, dict[str, Tensor]]  # what `act` left beside each action: [T, B, N, ...]
     memory: dict[str, Any]  # the memory before the first step: trees of [B, N, ...]
-    learner_reward: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # [T, B, N] what the learner is paid: shaping and bonus in it
+    learner_reward: dict[str, Tensor] = field(default_factory=dict)  # [T, B, N] what is learnt from: with shaping and bonus
     noise: Tensor | None = None  # uniform numbers for the update's own draws
     memories: dict[str, Any] | None = None  # the memory before each step, [T, B, N, ...], where somebody asked for it
     weight: Tensor | None = None  # [B] importance of each sequence, where they were not drawn evenly

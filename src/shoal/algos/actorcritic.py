@@ -90,9 +90,7 @@ class ActorCritic(OffPolicy, ABC):
         self.others = [g for g in self.around if g not in self.groups]
         self.needs_peers = bool(self.others)
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
-        self.as_one = (
-            self.observations.shared_input and spec.common and not self.q_of_choices and not apart
-        )  # one critic for all
+        self.as_one = self.observations.shared_input and spec.common and not self.q_of_choices and not apart  # one critic
         self.actor = self.make_actor(generator)
         self.critics = nn.ModuleList(self._critic(generator) for _ in range(c.critics))
         self.set_feed()

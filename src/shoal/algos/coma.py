@@ -273,10 +273,8 @@ class COMA(Algorithm):
                 self.reward_norm.update(batch.learner_reward[g], batch.frame[g].alive if self.has_inactive else None)
 
     def update(self, samples: Samples) -> Metrics:
-        taken = {
-            g: values.one_hot(samples.later.actions[g], self.spaces[g]) * samples.frame[g].active[..., None]
-            for g in self.groups
-        }
+        did, views = samples.later.actions, samples.frame
+        taken = {g: values.one_hot(did[g], self.spaces[g]) * views[g].active[..., None] for g in self.groups}
         last = {g: self._last_action(samples[g], taken[g]) for g in self.groups}
         policies, after = {}, {}
         for g in self.groups:
@@ -290,12 +288,9 @@ class COMA(Algorithm):
             target = self._returns(samples, sees_t, taken, after)
             valued = samples.active_mask if samples.valued is None else samples.valued
             if self.value_norm is not None:
-                for x, mask in zip(
-                    split_groups(self.spec, self.groups, target, 2).values(),
-                    split_groups(self.spec, self.groups, valued, 2).values(),
-                    strict=True,
-                ):
-                    self.value_norm.update(x, mask)
+                each, masks = (split_groups(self.spec, self.groups, x, 2) for x in (target, valued))
+                for g in self.groups:
+                    self.value_norm.update(each[g], masks[g])
                 target = self.value_norm.normalise(target)
         q, metrics = self._update_critics(samples, sees_t, target, valued)
         metrics |= self._update_actors(samples, policies, taken, q)

@@ -142,11 +142,8 @@ class SAC(ActorCritic):
         pi = self._policy(params, legal)
         if isinstance(self.space, Box):
             action, log_prob = pi.path(noise)
-            return (
-                self.alpha * log_prob,
-                q_value(action).amin(0),
-                {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)},
-            )
+            metrics = {"entropy": -log_prob, "surplus": -log_prob - self._goal(None)}
+            return self.alpha * log_prob, q_value(action).amin(0), metrics
         sample = values.one_hot(pi.sample(noise), self.space)
         q, entropy = q_value(sample).amin(0), pi.entropy()
         metrics = {"entropy": entropy, "surplus": entropy - self._goal(legal)}

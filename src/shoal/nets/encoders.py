@@ -134,9 +134,8 @@ class Entities(nn.Module):
         own, key, value = self.embed["self"](own if own.shape[-1] else torch.ones_like(x[..., :1])).chunk(3, -1)  # [..., N, W]
         keys, values = [key[..., None, :]], [value[..., None, :]]
         for k, part in parts.items():
-            entities = part.unflatten(-1, (self.counts[k], -1)).transpose(
-                -2, -3
-            )  # [..., E, N, w]: agents where layers want them
+            # [..., E, N, w]: agents where layers want them
+            entities = part.unflatten(-1, (self.counts[k], -1)).transpose(-2, -3)
             key, value = self.embed[k](entities).transpose(-2, -3).chunk(2, -1)  # [..., N, E, W]
             keys, values = [*keys, key], [*values, value]
         return torch.cat((own, self.attention(own, torch.cat(keys, -2), torch.cat(values, -2))), -1)

@@ -155,16 +155,12 @@ class Critic(nn.Module):
         super().__init__()
         self.central, self.n = central, agents if isinstance(agents, int) else len(agents)
         net = net if net.critic_hidden is None else replace(net, hidden=net.critic_hidden)
-        self.multi_head = (
-            central and net.one_set and net.memory == "none" and net.module is None
-        )  # one net with a head an agent
+        self.multi_head = central and net.one_set and net.memory == "none" and net.module is None  # one net, a head an agent
         self.encoder: nn.Module | None = None
         if central and not isinstance(encoder, int):  # before agents are a dimension
             self.encoder, encoder = encoder, int(encoder.width)  # type: ignore[arg-type]
-        if self.multi_head:
-            self.net = Net(encoder, self.n, 1, net, generator, net.gain_critic)
-        else:
-            self.net = Net(encoder, 1, agents, net, generator, net.gain_critic)
+        width_out, owners = (self.n, 1) if self.multi_head else (1, agents)
+        self.net = Net(encoder, width_out, owners, net, generator, net.gain_critic)
 
     def zero_memory(self, rows: int, device: torch.device) -> State:
         return self.net.zero_memory(rows, device)

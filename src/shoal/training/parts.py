@@ -64,9 +64,8 @@ class LoopParts(ABC):
         self.now = torch.zeros((), dtype=torch.long, device=device)  # the step, where what is captured can see it
         shapers = shapers_of(self.learners, shaper, [g.name for g in spec.groups])
         self.shaping = Shaping(self.env.spec, self.config.reward, shapers, self.now, self.config.steps)
-        self.draws_globally = bool(shapers) or any(
-            a.net.module is not None for a in self.learners
-        )  # code of the user's own may
+        own_modules = any(a.net.module is not None for a in self.learners)
+        self.draws_globally = bool(shapers) or own_modules  # code of the user's own may
         self.collector = make_collector(self.env, self.players, generator(seed, "collect", device=device))
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
