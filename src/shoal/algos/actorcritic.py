@@ -353,7 +353,8 @@ class ActorCritic(OffPolicy, ABC):
         """Uniform numbers [T, B, N, K], see `_noise_sizes`."""
         assert samples.noise is not None
         lead, sizes = samples.batch.over.shape, self._noise_sizes()
-        parts = samples.noise.split([lead.numel() * n * width for n, width in sizes])
+        counts = [lead.numel() * n * width for n, width in sizes]
+        parts = samples.noise[: sum(counts)].split(counts)
         now, following, *peers = (x.reshape(*lead, *size) for x, size in zip(parts, sizes, strict=True))
         peers_next, peers_now = (dict(zip(self.others, x, strict=False)) for x in (peers, peers[len(self.others) :]))
         return {"now": now, "next": following, "peers_next": peers_next, "peers_now": peers_now}

@@ -236,7 +236,8 @@ class DDQN(OffPolicy):
 
     def _noise(self, samples: Samples) -> dict[str, tuple[Tensor, ...]]:
         """For each group what the weights of the net, of the net in the next frames, and of the target take."""
-        parts = samples.noise.split([3 * width for width in self.noisy_draws.values()])  # type: ignore[union-attr]
+        widths = [3 * width for width in self.noisy_draws.values()]
+        parts = samples.noise[: sum(widths)].split(widths)  # type: ignore[index]
         return {g: x.unflatten(0, (3, -1)).unbind() for g, x in zip(self.groups, parts, strict=True)}
 
     def values(self, frame: Frame) -> Tensor:

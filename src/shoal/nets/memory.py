@@ -35,7 +35,7 @@ class Memory(nn.Module):
     def forward(self, x: Tensor, state: State, start: Tensor | None, active: Tensor | None) -> State:
         """The states after each of the steps x [T, B, N, F], from the state before the first; without `start` x is one step."""
         if start is None:
-            return self.step(x, state, None, active)
+            return self._step(self.inward(x), state, None, active)
         after = []
         for t, gates in enumerate(self.inward(x).unbind()):
             state = self._step(gates, state, start[t], None if active is None else active[t])
