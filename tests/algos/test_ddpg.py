@@ -25,6 +25,7 @@ from shoal.ids import catalog
 from shoal.kernels import native
 from shoal.nets.config import NetConfig
 from shoal.ops import losses
+from shoal.ops.distributions import make
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
@@ -655,7 +656,7 @@ def test_one_pass_for_all_is_the_sum_of_the_agents_own(others, action):
     batch = happened(q, q, done[action.kind], spec=spec, noise=torch.rand(a.draws(1, rows), generator=g))
     params = a.actor(q)[0]
     u = a._noise(Samples(a, batch))["now"]
-    mine = params.tanh() if action.kind == "continuous" else a._choice(params, None).relaxed(u, 1.0)
+    mine = params.tanh() if action.kind == "continuous" else make(a.space, params, None).relaxed(u, 1.0)
     was = mine.detach() if others == "policy" else as_vector(batch.actions["agents"], action)
     loss, judge = 0.1 * params.square().mean(-1).sum(), a.critics[0]
     for i in range(3):
