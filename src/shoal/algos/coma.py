@@ -9,7 +9,7 @@ so that each is told what it added itself. The critic sees the state, the agent'
 are blanked: they are what it puts out), everybody's last actions and the agent's id, and learns towards TD(lambda) returns
 of a target critic at the actions that were taken next (SARSA); where an episode was cut off, or the rollout ends, at actions
 that the policy would draw there. One instance plays all groups of its team, unlike ones too; other teams are seen
-through the state. Agents must be paid alike: `--reward team-mean` makes it the mean over the team's agents.
+through the state. Agents are paid alike: their team's mean reward, if need be (`--reward`).
 
 Knobs, and what they do
 

@@ -25,7 +25,7 @@ from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_n
 from shoal.training.finite import FirstNotFinite
 from shoal.training.hooks import Hook, Hooks
 from shoal.training.offpolicy import cost, make_trainers
-from shoal.training.players import load_weights, make_players, recorded_players, rollout_steps
+from shoal.training.players import common_pay, decide_reward, load_weights, make_players, recorded_players, rollout_steps
 from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.segments import Segments
@@ -43,9 +43,10 @@ class LoopParts(ABC):
     console: Display
 
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shaper: Shapers = None):
-        self.resolved, self.config, device = resolved, resolved.run, resolved.device
-        seed, kernels = self.config.seed, set_backends(self.config, device)
-        self.env = resolved.make_env(self.config.envs)
+        device, kernels = resolved.device, set_backends(resolved.run, resolved.device)
+        self.env = resolved.make_env(resolved.run.envs)
+        self.resolved = resolved = decide_reward(resolved, self.env.spec)
+        self.config, seed = resolved.run, resolved.run.seed
         rows, self.eval_each = rows_for(resolved.eval.episodes, self.env.widest)
         self.eval_env = resolved.make_env(rows)
         common = self.env.spec.common or self.config.reward != "own"
@@ -83,7 +84,9 @@ class LoopParts(ABC):
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
-        self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
+        if folder is None:
+            self.remarks += common_pay(self.learners, self.env.spec, self.config.reward)
+            self.remarks += [a.remark for a in self.learners if a.remark]
         self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
         self.remarks += [cost(self.replay)] if self.replay is not None else []
         self.on_device: Callable[[], None] = self.collect_and_update
