@@ -86,6 +86,7 @@ Actions = dict[str, Tensor]  # group -> one-hot [..., N, A], zeros of those who 
 
 class COMA(Algorithm):
     takes = ("discrete", "multi-discrete")
+    value_metric = "q"
     reward, turns, unit = "common", False, "team"
 
     @dataclass(frozen=True)
