@@ -31,7 +31,7 @@ def compare_with_best(loop: Loop) -> None:
     """Say so where the last weights are worse than the best beyond both intervals. Nothing is compared in a run that was
     stopped, whose best is its last, or that has none; a signal or --time ends it in the middle."""
     asked = loop.resolved.eval.recheck and loop.resolved.eval.every != 0 and loop.resolved.save.best != "none"
-    if not asked or loop.stopped is not None or loop.step < loop.config.steps:
+    if not asked or not loop.learners or loop.stopped is not None or loop.step < loop.config.steps:
         return
     if not (loop.folder.checkpoints / "best.pt").exists():
         return

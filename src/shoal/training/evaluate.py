@@ -32,7 +32,7 @@ class EvalConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between evaluations; auto: a twentieth of the run; 0: never
     episodes: int = 64  # episodes an evaluation
     sampled: bool = False  # act as in training; else greedily
-    recheck: bool = True  # at the end play the last and the best weights on fresh episodes, and say so if the run fell
+    recheck: bool = True  # at the end play last and best on fresh episodes (the time of two evaluations); say so if it fell
     longest: int = LONGEST  # steps that an episode of an evaluation may last; one that goes on is an error
 
     def __post_init__(self) -> None:
