@@ -187,6 +187,15 @@ def test_who_is_as_good_as_its_best_says_nothing(world: str, tmp_path: Path) -> 
         assert (run.remarks, "not compared" in (run.path / "train.log").read_text()) == ([], False)
 
 
+def test_the_advice_to_a_run_that_was_best_when_it_began(world: str, tmp_path: Path) -> None:
+    before = train(world, tmp_path / "before", {"at0": 1})
+    run = train(world, tmp_path / "run", {"at0": 0}, init=str(before.path), eval={"every": 1000})
+    first, last = (e["return/agents"] for e in run.evaluations())
+    assert first > last + 4
+    assert "at step 0, each" in run.remarks[0]
+    assert run.remarks[0].endswith("; it has learnt nothing yet, and wants more steps or other settings.")
+
+
 @pytest.mark.parametrize("world", ["host"], indirect=True)
 def test_worlds_of_python_play_as_many_episodes_as_an_evaluation(world: str, tmp_path: Path) -> None:
     run = train(world, tmp_path / "run", env={"workers": 0})

@@ -59,10 +59,11 @@ def _fall(loop: Loop, step: int) -> str | None:
         return None
     steady = any(getattr(a.config, "lr_schedule", "") == "constant" for a in loop.learners)
     rate = "a falling learning rate (--algo.lr-schedule linear)" if steady else "a smaller learning rate (--algo.lr)"
+    way = f"{rate} may keep it" if step else "it has learnt nothing yet, and wants more steps or other settings"
     return (
         f"The run ends far below its best: {loop.score_name} is {now:.4g} ± {now_half:.2g} at step {loop.step:,} and was "
         f"{then:.4g} ± {then_half:.2g} at step {step:,}, each over {len(last.lengths)} fresh episodes (95 % intervals). "
-        f"Play the best by `shoal eval {shlex.quote(str(loop.folder.path))} --checkpoint best`; {rate} may keep it."
+        f"Play the best by `shoal eval {shlex.quote(str(loop.folder.path))} --checkpoint best`; {way}."
     )
 
 
