@@ -17,12 +17,13 @@ from shoal.training.settings import Settings, resolve
 from shoal.training.start import begin
 
 QUICK: dict[str, Any] = {"steps": 16, "envs": 2, "quiet": True, "compile": "off", "eval": {"episodes": 2}}
-PLAIN = {"log": {"tensorboard": False, "csv": False}, "net": {"hidden": (8,)}, "algo": {"rollout": 4}}
+PLAIN = {"log": {"tensorboard": False, "csv": False}, "net": {"hidden": (8,)}}
 SAID = "needs agents that are paid alike: all learn from their team's"
 
 
 def train(out: Path, algo: str, world: str, **more: Any) -> Run:
-    return shoal.train(algo, world, out=out, **{**QUICK, **PLAIN, **more})
+    algo_settings = {"rollout": 4, **({} if algo == "coma" else {"capacity": 1000})}
+    return shoal.train(algo, world, out=out, **{**QUICK, **PLAIN, "algo": algo_settings, **more})
 
 
 def said(run: Run) -> list[str]:
@@ -56,7 +57,18 @@ def test_what_auto_means_is_kept_and_said(tmp_path: Path, algo: str, env: str, a
 
 def test_a_team_that_another_algorithm_plays_is_paid_its_mean_too() -> None:
     """The mean is each team's own."""
-    loop = Loop(resolve(Settings("ippo", "simple_tag", {"envs": 16}, {"env": {"num_good": 2}}, {}, {"adversary": "vdn"})))
+    loop = Loop(
+        resolve(
+            Settings(
+                "ippo",
+                "simple_tag",
+                {"envs": 16, "compile": "off"},
+                {"env": {"num_good": 2}, "net": {"hidden": (8,)}},
+                {},
+                {"adversary": "vdn"},
+            )
+        )
+    )
     assert loop.config.reward == loop.resolved.settings.run["reward"] == "team-mean"
     told = 0
     for _ in range(5):

@@ -182,7 +182,7 @@ def test_where_nothing_is_said(world: str, tmp_path: Path, plan: dict[str, int],
 
 def test_who_is_as_good_as_its_best_says_nothing(world: str, tmp_path: Path) -> None:
     """Evaluations have luck, here of five episodes; of the two on fresh episodes it is the same."""
-    for seed in range(3):
+    for seed in range(2):
         run = train(world, tmp_path / f"run{seed}", {"at0": 1}, seed=seed, eval={"sampled": True, "every": 5})
         assert (run.remarks, "not compared" in (run.path / "train.log").read_text()) == ([], False)
 
@@ -218,8 +218,7 @@ def test_more_steps_replace_what_an_earlier_end_said(world: str, tmp_path: Path)
     assert metrics(run.path)[-1] == metrics(whole.path)[-1]
 
 
-@pytest.mark.parametrize("at", [1, 11])  # of the last weights, of the best: 8 steps each
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGTERM, 1), (signal.SIGINT, 11)])  # 8 steps of the last, 8 of the best
 def test_a_signal_ends_it_and_a_resume_does_it(world: str, tmp_path: Path, number: int, at: int) -> None:
     plain = train(world, tmp_path / "plain")
     env = {"at": at, "number": int(number)}
@@ -243,12 +242,12 @@ def _resumed(run: Run) -> Loop:
 
 
 def test_time_ends_it(world: str, tmp_path: Path) -> None:
-    """A step of the fresh episodes takes a quarter of a second, or of the best's the rest of the day."""
+    """A step of the fresh episodes takes a quarter of a second."""
     began = time.monotonic()
-    run = train(world, tmp_path / "run", env={"at": 1, "nap": 0.25}, time="1s")
+    run = train(world, tmp_path / "run", env={"at": 1, "nap": 0.25}, time="0.4s")
     assert time.monotonic() - began < 30
     log = (run.path / "train.log").read_text()
-    assert (run.remarks, "The end was not compared with the best: --time 1s is up." in log) == ([], True)
+    assert (run.remarks, "The end was not compared with the best: --time 0.4s is up." in log) == ([], True)
     assert run.load("last")["step"] == 120
 
 

@@ -58,7 +58,9 @@ def test_no_return_is_above_it() -> None:
 
 
 def limit_of(algo: str = "ddqn", env: str = "cartpole", rows: int = 2, **more: Any) -> ReturnLimit:
-    settings = Settings(algo, env, {"envs": rows}, {"algo": more, "net": {"hidden": (4,)}})
+    settings = Settings(
+        algo, env, {"envs": rows, "compile": "off"}, {"algo": {"capacity": 1000, **more}, "net": {"hidden": (4,)}}
+    )
     loop = Loop(resolve(settings))
     assert list(loop.overestimation.limits) == [",".join(loop.learners[0].groups)]
     return next(iter(loop.overestimation.limits.values()))
@@ -173,7 +175,8 @@ def test_an_entropy_is_worth_something_on_top() -> None:
 
 def test_what_is_not_asked() -> None:
     def limits(algo: str, env: str, **run: Any) -> dict[str, ReturnLimit]:
-        return Loop(resolve(Settings(algo, env, {"envs": 2, **run}, {"net": {"hidden": (4,)}}))).overestimation.limits
+        sections = {"net": {"hidden": (4,)}, "algo": {} if algo == "ppo" else {"capacity": 1000}}
+        return Loop(resolve(Settings(algo, env, {"envs": 2, "compile": "off", **run}, sections))).overestimation.limits
 
     assert limits("ppo", "cartpole") == {}  # it tells no mean value
     assert limits("ddqn", "probe_turns") == {}
