@@ -127,7 +127,7 @@ def start(settings: Settings, hook: Hook | None = None, shaper: Shapers = None) 
     """Check everything, and only then make the run's folder; train."""
     resolved = resolve(settings)
     loop = _make(partial(_loop, resolved, hook, shaper))
-    loop.folder = Run.create(resolved, record(loop.players), loop.env)
+    loop.folder = Run.create(loop.resolved, record(loop.players), loop.env)
     loop.run()
     return loop.folder, loop
 
@@ -140,7 +140,7 @@ def start_several(settings: Settings, hook: Hook | None = None, shaper: Shapers 
     streams = several.streams(whole.device, len(each) if here else 1)
     loops = [_make(partial(_loop, r, hook, shaper), stream) for r, stream in zip(each, streams, strict=False)]
     players, score_name, world = record(loops[0].players), loops[0].score_name, loops[0].env
-    runs = [Run.create(r, players, world) for r in each]
+    runs = [Run.create(r.decided(reward=loops[0].config.reward), players, world) for r in each]
     if not here:
         loops.clear()  # each has a process of its own
     for loop, run in zip(loops, runs, strict=False):

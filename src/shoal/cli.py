@@ -446,7 +446,15 @@ def runs(words: list[str], flags: dict[str, str | None]) -> int:
             for r in found
         ]
         table(["run", "algorithm", "environment", "steps", "last return", "best return"], rows)
+        _print_remarks(found)
     return 0
+
+
+def _print_remarks(found: list[dict[str, Any]]) -> None:
+    """What runs said of themselves that is worth a look."""
+    for r in found:
+        for sentence in r["remarks"]:
+            print(one_line(f"{r['run']}: {sentence}"))
 
 
 def _file_name(id: str) -> str:

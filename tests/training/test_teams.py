@@ -402,7 +402,8 @@ def test_two_in_a_team_resume(tmp_path, pair):
 def test_pay_must_be_alike(tmp_path):
     for algorithm in TEAMS:
         with pytest.raises(UserError, match="--reward team-mean or --reward team-sum"):
-            train(tmp_path / "r", algorithm, "simple_world_comm")
+            train(tmp_path / "r", algorithm, "simple_world_comm", reward="own")
+        assert not (tmp_path / "r").exists()
     run = train(tmp_path / "r", "vdn", "simple_world_comm", reward="team-mean")
     assert list(run.load("last")["algorithms"]) == ["leadadversary,adversary", "agent"]
     assert [p["bound"] for p in Run(run.path).settings.players.values()] == [["leadadversary", "adversary"]] * 2 + [["agent"]]

@@ -44,6 +44,8 @@ QValue = Callable[[Tensor], Tensor]  # of an action [T, B, N, A], by each critic
 
 
 class ActorCritic(OffPolicy, ABC):
+    value_metric = "predictQ"
+
     @dataclass(frozen=True)
     class Config(ReplayConfig):
         critic: Scope = "own"  # what the critic sees: own observation and action, the team's or the world's

@@ -112,6 +112,8 @@ class Algorithm(nn.Module, ABC):
     greedy: ClassVar[bool] = True  # evaluated without noise; else it draws there as well
     unit: ClassVar[Literal["group", "team"]] = "group"  # what one instance plays; groups of a team may have unlike spaces
 
+    value_metric: ClassVar[str | None] = None  # of its metrics the mean value of actions taken, in units of `samples.reward`
+
     @dataclass(frozen=True)
     class Config(LearnerConfig):
         pass
@@ -206,6 +208,10 @@ class Algorithm(nn.Module, ABC):
 
     @abstractmethod
     def update(self, samples: Samples) -> dict[str, Tensor]: ...
+
+    def most_bonus(self) -> Tensor | None:
+        """What values count beside each step's reward, at most."""
+        return None
 
     def values(self, frame: Frame) -> Tensor | None:
         """V of a batch's frames [T, B, N], in the units of the rewards that are learnt from, by nets without memory: what the

@@ -9,7 +9,7 @@ so that each is told what it added itself. The critic sees the state, the agent'
 are blanked: they are what it puts out), everybody's last actions and the agent's id, and learns towards TD(lambda) returns
 of a target critic at the actions that were taken next (SARSA); where an episode was cut off, or the rollout ends, at actions
 that the policy would draw there. One instance plays all groups of its team, unlike ones too; other teams are seen
-through the state. Agents must be paid alike: `--reward team-mean` makes it the mean over the team's agents.
+through the state. Agents are paid alike: their team's mean reward, if need be (`--reward`).
 
 Knobs, and what they do
 
@@ -86,6 +86,7 @@ Actions = dict[str, Tensor]  # group -> one-hot [..., N, A], zeros of those who 
 
 class COMA(Algorithm):
     takes = ("discrete", "multi-discrete")
+    value_metric = "q"
     reward, turns, unit = "common", False, "team"
 
     @dataclass(frozen=True)

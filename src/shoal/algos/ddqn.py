@@ -77,6 +77,7 @@ from shoal.spec import Batch, Frame, UserError, View
 class DDQN(OffPolicy):
     names = {"dqn": {"double": False}}
     takes = ("discrete", "multi-discrete")
+    value_metric = "q"
 
     @dataclass(frozen=True)
     class Config(ReplayConfig):

@@ -13,8 +13,8 @@ following by 0.01, whatever the batch, the rate and the loss; with 1000 to 2000 
 (`--net.gain 0.6`), it learns -8.2 in 2.5M steps (`qmix-spread` in `benchmarks/scores.py`). Three-step returns made it worse.
 
 `mixer_width` is the width of the hidden layer, `hyper_width` that of the nets that make its weights. The state is the world's
-own or else all observations, normalised as they are. Agents of a team must be paid alike: `--reward team-mean` or
-`team-sum` makes it so. Other knobs and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
+own or else all observations, normalised as they are. Agents of a team are paid alike: their mean reward, if
+need be (`--reward`). Other knobs and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
 
 Metrics, for each group: those of `algos/ddqn.py`
 """

@@ -111,6 +111,11 @@ class SAC(ActorCritic):
         """For the log."""
         return self.alpha.mean()
 
+    def most_bonus(self) -> Tensor:
+        """The most that an entropy is worth: of choices that are all as likely, or of actions even over their range."""
+        most = self.width * math.log(2) if isinstance(self.space, Box) else sum(math.log(n) for n in self.space.sizes)
+        return most * (self.alpha.sum() if self.as_one else self.alpha.amax())
+
     def _policy(self, params: Tensor, legal: Tensor | None) -> Any:
         if isinstance(self.space, Box):
             mean, spread = params.chunk(2, -1)

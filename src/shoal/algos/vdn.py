@@ -6,7 +6,7 @@ so that the team's one error is divided among its agents, and each can act alone
 instance plays all groups of its team, unlike ones too. The dead add nothing; the team ends when nobody goes on, and so do all
 returns (`after_death` own is refused).
 
-Agents of a team must be paid alike: `--reward team-mean` or `team-sum` makes it so. A sum cannot hold games in which an
+Agents of a team are paid alike: their mean reward, if need be (`--reward`). A sum cannot hold games in which an
 agent's best choice depends on another's (climbing, penalty: see `envs/probe/probe_matrix.py`). Knobs and departures are those
 of `algos/ddqn.py`; teams that move in turn are refused.
 

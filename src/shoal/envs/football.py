@@ -31,7 +31,7 @@ only one that is played.
 
 **Rewards.** `scoring`: 1 for a goal of ours, -1 for theirs. `scoring,checkpoints` adds 0.1 for each of ten rings round their
 goal that a player carries the ball into for the first time, and for those that are left when we score, as gfootball's
-CheckpointRewardWrapper does. Players of a team are then paid differently: mixers need `--reward team-mean`.
+CheckpointRewardWrapper does. Players of a team are then paid differently: mixers learn from their mean.
 
 **Shaping** is paid and never reported. x and y are the ball's place, r is the reward:
 

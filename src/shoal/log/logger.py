@@ -40,6 +40,9 @@ class LogConfig:
             raise UserError(f"--log.every is {self.every}: it is a number of steps, at least 1.")
 
 
+KINDS = ("train", "eval", "remark")  # of the lines of metrics.jsonl
+
+
 class Sink(Protocol):
     def write(self, step: int, kind: str, metrics: dict[str, float | list[float]]) -> None: ...
     def close(self) -> None: ...
@@ -64,14 +67,20 @@ class Logger:
 
     def write(self, step: int, time: float, kind: str, metrics: dict[str, Tensor]) -> dict[str, Any]:
         numbers = to_numbers(metrics)
-        if not os.fstat(self.jsonl.fileno()).st_nlink:
-            raise FileNotFoundError(f"{self.folder / 'metrics.jsonl'} was deleted")
-        line = {"step": step, "time": round(time, 3), "kind": kind, **numbers}
-        self.jsonl.write(json.dumps(line) + "\n")
-        self.jsonl.flush()
+        self._append({"step": step, "time": round(time, 3), "kind": kind, **numbers})
         for sink in self.sinks:
             sink.write(step, kind, numbers)
         return numbers
+
+    def remark(self, step: int, time: float, about: str, sentence: str) -> None:
+        """A sentence about the run that those who read it later are to see: `read_remarks`."""
+        self._append({"step": step, "time": round(time, 3), "kind": "remark", "about": about, "sentence": sentence})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if not os.fstat(self.jsonl.fileno()).st_nlink:
+            raise FileNotFoundError(f"{self.folder / 'metrics.jsonl'} was deleted")
+        self.jsonl.write(json.dumps(line) + "\n")
+        self.jsonl.flush()
 
     def say(self, text: str) -> None:
         """A line of train.log, for people."""
@@ -123,6 +132,17 @@ def cut(folder: Path, mark: dict[str, int]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Every line of metrics, of training and of evaluations."""
+    return [line for line in _read_lines(folder) if line["kind"] != "remark"]
+
+
+def read_remarks(folder: Path) -> list[dict[str, Any]]:
+    """What the run had to say of itself: lines with `step`, what they are `about`, and a `sentence`."""
+    lines = [line for line in _read_lines(folder) if line["kind"] == "remark"]
+    return [line for line in lines if isinstance(line.get("about"), str) and isinstance(line.get("sentence"), str)]
+
+
+def _read_lines(folder: Path) -> list[dict[str, Any]]:
     """Every line of metrics.jsonl up to the first that is none: a last one may have been cut short by a crash."""
     path = Path(folder) / "metrics.jsonl"
     lines = []
@@ -131,7 +151,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             value = json.loads(line)
         except (ValueError, RecursionError):
             break
-        if not (isinstance(value, dict) and is_number(value.get("step")) and value.get("kind") in ("train", "eval")):
+        if not (isinstance(value, dict) and is_number(value.get("step")) and value.get("kind") in KINDS):
             break
         lines.append(value)
     return lines

@@ -6,12 +6,29 @@ Everything is [T, B, N]: what agent n of row b earned, and whether it ended, in 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.ops.kernels import for_device
+
+
+def steps_that_count(steps: float, gamma: float) -> float:
+    """1 + gamma + gamma^2 + ..., so many of them: what a reward of one at each of these steps comes to."""
+    return steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)
+
+
+def most_return(reward: float, stretch: float, steps: float, gamma: float) -> float:
+    """The most that a return can come to where no reward is above `reward`, none of the stretches of an episode has a sum above
+    `stretch`, and none is longer than so many `steps`: a discounted sum is a mean of sums of stretches, and of a longer
+    time every so many steps add that again, discounted. Where no reward is above zero it ends at once, after the best."""
+    if reward <= 0:
+        return reward
+    if gamma == 1:
+        return math.inf
+    return min(reward / (1 - gamma), stretch / (1 - gamma**steps))
 
 
 def gae(

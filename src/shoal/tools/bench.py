@@ -213,8 +213,6 @@ def trainer(algo: str, env_id: str, o: TrainBench, device: torch.device, mode: s
     if o.actions is not None:
         sections["env"] = {"actions": o.actions}
     run = {"envs": o.rows, "device": str(device), "threads": o.threads, "compile": mode, "matmul": o.matmul, "quiet": True}
-    if find("algos", algo).load().reward == "common":
-        run["reward"] = "team-mean"
     if replays(algo):
         sections["net"]["activation"] = "relu"
     loop = Loop(resolve(Settings(algo, env_id, run, sections)))

@@ -326,6 +326,7 @@ def _number(x: Tensor) -> float | None:
 
 
 def why_not(cls: Any, spec: EnvSpec) -> str:
+    spec = replace(spec, common=True)  # who needs common pay learns from the team's mean
     try:
         fits(cls, spec, [g.name for g in spec.groups])
     except UserError as e:

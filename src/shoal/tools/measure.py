@@ -73,6 +73,7 @@ def list_runs(folder: Path, remark: Callable[[str], None] = lambda sentence: Non
                 "step": max((line["step"] for line in lines), default=0),
                 "last": scores[-1] if scores else None,
                 "best": max(scores, default=None),
+                "remarks": run.remarks,
             }
         )
     return out

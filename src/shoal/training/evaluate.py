@@ -32,6 +32,7 @@ class EvalConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between evaluations; auto: a twentieth of the run; 0: never
     episodes: int = 64  # episodes an evaluation
     sampled: bool = False  # act as in training; else greedily
+    recheck: bool = True  # at the end play last and best on fresh episodes (the time of two evaluations); say so if it fell
     longest: int = LONGEST  # steps that an episode of an evaluation may last; one that goes on is an error
 
     def __post_init__(self) -> None:
@@ -65,6 +66,14 @@ class Episodes:
         """For each team the standard deviation over episodes of the mean over its agents."""
         teams = [torch.cat([self.returns[g.name] for g in groups], -1) for groups in spec.teams.values()]
         return [float(x.mean(-1).std(correction=0)) for x in teams]
+
+    def per_episode(self) -> dict[str, Tensor]:
+        """Metrics that every episode has, [episodes]."""
+        out: dict[str, Tensor] = {"episode_length": self.lengths, **self.stats}
+        for g, x in self.returns.items():
+            out |= {f"return/{g}": x.mean(-1), f"return_sum/{g}": x.sum(-1)}
+            out |= {f"return/{g}/{i}": x[:, i] for i in range(x.shape[1])}
+        return out
 
     def metrics(self) -> dict[str, Tensor]:
         out: dict[str, Tensor] = {"episodes": torch.tensor(float(len(self.lengths))), "episode_length": self.lengths.mean()}

@@ -25,6 +25,7 @@ from shoal.ops.schedules import Now
 from shoal.spec import Batch, UserError
 from shoal.training import checkpoint
 from shoal.training.diverged import check_finite
+from shoal.training.ending import compare_with_best
 from shoal.training.evaluate import AbandonedError
 from shoal.training.offpolicy import memory_to_store, transitions_of
 from shoal.training.parts import LoopParts
@@ -61,6 +62,7 @@ class Loop(LoopParts):
             self.not_finite.note(batch, steps)
         self.shaping(batch)
         self.bonus(batch)
+        self.overestimation.count(batch)
         for a in self.learners:
             if isinstance(a.feed, Rollout):
                 self.update(a, batch)
@@ -128,6 +130,7 @@ class Loop(LoopParts):
                 yield
             if self.stopped is not None:
                 self.save()
+            compare_with_best(self)
 
     def log(self) -> None:
         """A line of training metrics: means since the last one."""
@@ -137,6 +140,7 @@ class Loop(LoopParts):
         self.last_train = self.logger.write(self.step, self.seconds, "train", metrics)
         self.console.scores(self.last_train, [g.name for g in self.env.spec.groups])
         check_finite(self)
+        self.overestimation.look(self)
 
     def evaluate(self) -> None:
         """Whole episodes; abandoned where a signal or --time asks to leave, and then to be done after a resume."""
@@ -144,7 +148,7 @@ class Loop(LoopParts):
             return
         self.evaluation_due = True
         try:
-            episodes = self.play_episodes()
+            episodes = self.play_episodes(self.eval_env, self.players, self.eval_each, self.config.seed)
             metrics = {**self.hooks.call("on_evaluation", self, episodes), **episodes.metrics()}
         except AbandonedError:
             return self.check_time()

@@ -14,18 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos.base import Algorithm
+from shoal.envs.base import Environment
 from shoal.ids import near
 from shoal.log import wandb
 from shoal.log.console import Display
 from shoal.log.logger import Logger
 from shoal.log.report import Facts
 from shoal.spec import Batch, UserError
+from shoal.training.collect import Players
 from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_names, rows_for
 from shoal.training.finite import FirstNotFinite
 from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
 from shoal.training.offpolicy import cost, make_trainers
-from shoal.training.players import load_weights, make_players, recorded_players, rollout_steps
+from shoal.training.overestimation import Overestimation
+from shoal.training.players import common_pay, decide_reward, load_weights, make_players, recorded_players, rollout_steps
 from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.segments import Segments
@@ -43,9 +46,10 @@ class LoopParts(ABC):
     console: Display
 
     def __init__(self, resolved: Resolved, hooks: Sequence[Hook] = (), folder: Run | None = None, shaper: Shapers = None):
-        self.resolved, self.config, device = resolved, resolved.run, resolved.device
-        seed, kernels = self.config.seed, set_backends(self.config, device)
-        self.env = resolved.make_env(self.config.envs)
+        device, kernels = resolved.device, set_backends(resolved.run, resolved.device)
+        self.env = resolved.make_env(resolved.run.envs)
+        self.resolved = resolved = decide_reward(resolved, self.env.spec)
+        self.config, seed = resolved.run, resolved.run.seed
         rows, self.eval_each = rows_for(resolved.eval.episodes, self.env.widest)
         self.eval_env = resolved.make_env(rows)
         common = self.env.spec.common or self.config.reward != "own"
@@ -70,6 +74,7 @@ class LoopParts(ABC):
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
         self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line
+        self.overestimation = Overestimation(self.learners, self.env.rows, device, known=self.config.init is None)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
         self.last_train: dict[str, object] = {}
         self.evaluations, self.evaluation_sum = 0, torch.zeros(sum(g.n for g in self.env.spec.groups), dtype=torch.float64)
@@ -82,7 +87,9 @@ class LoopParts(ABC):
         self.logs_at: dict[str, int] = {"metrics.jsonl": 0, "train.log": 0}  # how long the logs were at the checkpoint
         note = resolved.env_entry.note
         self.remarks: list[str] = [note] if note and folder is None else []  # sentences for the console and train.log
-        self.remarks += [a.remark for a in self.learners if a.remark and folder is None]
+        if folder is None:
+            self.remarks += common_pay(self.learners, self.env.spec, self.config.reward)
+            self.remarks += [a.remark for a in self.learners if a.remark]
         self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
         self.remarks += [cost(self.replay)] if self.replay is not None else []
         self.on_device: Callable[[], None] = self.collect_and_update
@@ -119,12 +126,12 @@ class LoopParts(ABC):
         learners = self.learners if self.resolved.save.nets else []
         return {f"{'+'.join(a.groups)}.{name}": module for a in learners for name, module in a.nets.items()}
 
-    def play_episodes(self) -> Episodes:
+    def play_episodes(self, env: Environment, players: Players, each: int, seed: int) -> Episodes:
+        """Those of an evaluation; a signal or --time ends them in the middle."""
         e = self.resolved.eval
         self.evaluating = True
         try:
-            how = self.eval_each, self.config.seed, e.sampled
-            return evaluate(self.eval_env, self.players, *how, longest=e.longest, abandon=self.leaving)
+            return evaluate(env, players, each, seed, e.sampled, longest=e.longest, abandon=self.leaving)
         finally:
             self.evaluating = False
 
@@ -153,6 +160,11 @@ class LoopParts(ABC):
     def remark(self, sentence: str) -> None:
         self.console.line(sentence)
         self.logger.say(sentence)
+
+    def record(self, about: str, sentence: str) -> None:
+        """A remark that those who read the run later see as well."""
+        self.remark(sentence)
+        self.logger.remark(self.step, self.seconds, about, sentence)
 
     # --- stopping ---
 

@@ -21,7 +21,7 @@ from shoal.training import checkpoint, trust
 from shoal.training.collect import Players
 from shoal.training.run import Run
 from shoal.training.seeds import generator
-from shoal.training.settings import Settings, check_groups, group_config, seats
+from shoal.training.settings import Resolved, Settings, check_groups, group_config, seats
 
 SELF = "the run itself"
 
@@ -34,6 +34,25 @@ def make_players(settings: Settings, spec: EnvSpec, seed: int, device: torch.dev
     learning = {g: _algorithm(who, settings) for g, who in asked.items() if not _is_run(who)}
     algorithms += [_make(e, settings, spec, groups, seed, device, kernels) for groups, e in bound(learning, spec)]
     return Players(spec, in_order(algorithms, spec))
+
+
+def decide_reward(resolved: Resolved, spec: EnvSpec) -> Resolved:
+    """What `--reward auto` means here: the team's mean where somebody learns who needs agents that are paid alike and these are
+    not, else their own."""
+    if resolved.run.reward != "auto":
+        return resolved
+    learning = [_algorithm(who, resolved.settings) for who in seats(resolved.settings, spec).values() if not _is_run(who)]
+    mean = not spec.common and any(e.load().reward == "common" for e in learning)
+    return resolved.decided(reward="team-mean" if mean else "own")
+
+
+def common_pay(learners: list[Algorithm], spec: EnvSpec, reward: str) -> list[str]:
+    """A sentence where learners are paid alike because one needs it, though these agents are not."""
+    names = dict.fromkeys(type(a).__name__ for a in learners if a.reward == "common")
+    if not names or spec.common or reward == "own":
+        return []
+    paid = reward.removeprefix("team-")
+    return [f"{' and '.join(names)} needs agents that are paid alike: all learn from their team's {paid} (--reward {reward})."]
 
 
 def recorded_players(run: Run, spec: EnvSpec, device: torch.device, kernels: bool = False) -> Players:

@@ -28,7 +28,7 @@ from shoal import files
 from shoal.envs.base import Environment
 from shoal.envs.conversions import Conversion
 from shoal.ids import slug
-from shoal.log.logger import read_metrics
+from shoal.log.logger import read_metrics, read_remarks
 from shoal.spec import EnvSpec, UserError, spec_data, spec_of
 from shoal.training import checkpoint, trust
 from shoal.training.settings import Resolved, Settings, absolute, map_own, resolve
@@ -62,6 +62,11 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What it said of itself that is worth a look: that it ended far below its best, that values ran away."""
+        return [line["sentence"] for line in read_remarks(self.path)]
 
     def evaluations(self) -> list[dict[str, Any]]:
         return [line for line in self.metrics if line["kind"] == "eval"]

@@ -42,7 +42,9 @@ class RunConfig:
         "auto"  # graph: captured, recorded; fused: our kernels too; auto: the most
     )
     matmul: Literal["tf32", "float32"] = "tf32"  # precision of the nets' matrix products on CUDA
-    reward: Literal["own", "team-mean", "team-sum"] = "own"  # what learners are paid; a mean counts the dead as well
+    reward: Literal["auto", "own", "team-mean", "team-sum"] = (
+        "auto"  # what learners are paid; auto: own, but team-mean where one needs common pay; a mean counts the dead as well
+    )
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
     init: str | None = None  # start from the weights of this run or checkpoint
     render: bool = False  # leave a clip of each evaluation in media/
@@ -162,6 +164,11 @@ class Resolved:
     log: LogConfig
     device: torch.device
 
+    def decided(self, **run: Any) -> Resolved:
+        """What `auto` in settings of the run means here: it is written down, and kept."""
+        settings = dataclasses.replace(self.settings, run={**self.settings.run, **run})
+        return dataclasses.replace(self, settings=settings, run=dataclasses.replace(self.run, **run))
+
     def make_env(self, rows: int, device: torch.device | None = None) -> Any:
         return self.env_entry.load()(self.env_config, rows=rows, device=device or self.device)
 
@@ -184,10 +191,8 @@ def resolve(settings: Settings, device: str | None = None) -> Resolved:
     made = {name: build(cls, settings.section(name), name) for name, cls in SECTIONS.items()}
     env_config = build(env_cls.Config, {**env_entry.settings, **settings.section("env")}, "env")
     place = choose_device(device or run.device)
-    if run.compile == "auto":  # what it means here is written down, and kept
-        run = dataclasses.replace(run, compile=most_compiled(place))
-        settings = dataclasses.replace(settings, run={**settings.run, "compile": run.compile})
-    return Resolved(settings, run, env_entry, env_config, **made, device=place)
+    resolved = Resolved(settings, run, env_entry, env_config, **made, device=place)
+    return resolved.decided(compile=most_compiled(place)) if run.compile == "auto" else resolved
 
 
 def most_compiled(device: torch.device) -> Literal["graph", "fused"]:

@@ -163,17 +163,18 @@ class Captured:
         learnt = [tree_map(torch.clone, dict(a.state_dict())) for a in loop.players.algorithms]
         played = (loop.collector.state_dict(), self.env.phase) if self.plays else None
         noise = loop.collector.generator.get_state(), loop.update_noise.get_state()
-        return learnt, replay_state(loop), played, noise, loop.means.state_dict()
+        return learnt, replay_state(loop), played, noise, loop.means.state_dict(), loop.overestimation.state_dict()
 
     def _restore(self, snapshot: Any) -> None:
         loop = self.loop
-        learnt, replay, played, noise, means = snapshot
+        learnt, replay, played, noise, means, limits = snapshot
         for a, state in zip(loop.players.algorithms, learnt, strict=True):
             a.load_state_dict(state)
         load_replay_state(loop, replay)
         loop.collector.generator.set_state(noise[0])
         loop.update_noise.set_state(noise[1])
         loop.means.load_state_dict(means, self.env.device)
+        loop.overestimation.load_state_dict(limits)
         if played is not None:
             loop.collector.load_state_dict(played[0])
             self.env.phase = played[1]

@@ -32,6 +32,7 @@ def loop_state(loop: Loop) -> dict[str, Any]:
         "means": loop.means.state_dict(),
         "noted": {k: [x.clone() for x in xs] for k, xs in loop.hooks.metrics.items()},
         "lessons": {",".join(x.algorithm.groups): {"since": x.since, "done": x.done} for x in loop.trainers},
+        "return_limits": loop.overestimation.state_dict(),
         "last_train": loop.last_train,
         "logs": loop.logger.mark() if hasattr(loop, "logger") else dict(loop.logs_at),
     }
@@ -48,6 +49,7 @@ def load_loop_state(loop: Loop, state: dict[str, Any], source: str = "last") -> 
     loop.collector.load_state_dict(state["collector"])
     restore_generator(loop.update_noise, state["update_noise"])
     loop.means.load_state_dict(state["means"], loop.env.device)
+    loop.overestimation.load_state_dict(state.get("return_limits"))
     loop.hooks.metrics = {k: list(xs) for k, xs in state["noted"].items()}
     for x in loop.trainers:
         counts = state.get("lessons", {}).get(",".join(x.algorithm.groups), {"since": 0, "done": 0})  # older files have none

@@ -34,7 +34,11 @@ def refuse_strange(loop: Loop, own: dict[str, Any], state: dict[str, Any], sourc
 
 def _problems(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterator[str]:
     mine, theirs = ({k: x for k, x in s.items() if k not in LOOSE} for s in (own, state))
-    theirs = {"lessons": mine["lessons"], "evaluation_due": False, **theirs}  # older files have none of these
+    theirs = {
+        **{k: mine[k] for k in ("lessons", "return_limits")},
+        "evaluation_due": False,
+        **theirs,
+    }  # older files have none of these
     collector = theirs.get("collector")
     if isinstance(collector, dict) and isinstance(episode_stats := collector.get("tally"), dict):
         episode_stats.setdefault("earned", episode_stats.get("reward"))
