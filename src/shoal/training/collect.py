@@ -42,7 +42,8 @@ class Players:
         whole: tuple[dict[str, Any], ...] = ({}, {}, {})
         for a in self.algorithms:
             before = {g: zero_where(frame[g].start, memory[g]) for g in a.groups}
-            acted = a.act(frame, before, None if greedy and a.greedy else {g: noise[g] for g in a.groups}, explore)
+            u = None if greedy and a.greedy else {g: noise[g] for g in a.groups}
+            acted: tuple[Any, ...] = a.act(frame, before, u, explore)
             for parts, part in zip(whole, acted, strict=True):
                 parts.update(part)
         return Acted(*whole)
