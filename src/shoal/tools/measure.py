@@ -105,8 +105,12 @@ def list_runs(folder: Path, remark: Callable[[str], None] = lambda sentence: Non
         except UserError as e:
             remark(str(e))
             continue
-        last: dict[str, Any] = next((x for x in reversed(lines) if x["kind"] == "eval"), {})
-        shown = [k for k in {**last, **best} if k == name or (k.startswith("return/") and k.count("/") == 1)]
+        evaluations = [x for x in reversed(lines) if x["kind"] == "eval"]
+        names = dict.fromkeys(k for x in evaluations[:1] for k in x if k.startswith("return/") and k.count("/") == 1)
+        scores = {
+            k: {"last": next((y for x in evaluations if is_number(y := x.get(k))), None), "best": _number(best, k)}
+            for k in {name: None, **names}
+        }
         out.append(
             {
                 "run": str(config.parent),
@@ -117,9 +121,8 @@ def list_runs(folder: Path, remark: Callable[[str], None] = lambda sentence: Non
                 "state": state,
                 "step": max((line["step"] for line in lines), default=0),
                 "steps": run.recorded.run.get("steps"),
-                "last": _number(last, name),
-                "best": _number(best, name),
-                "scores": {k: {"last": _number(last, k), "best": _number(best, k)} for k in shown},
+                **scores[name],
+                "scores": {k: s for k, s in scores.items() if k in names or s["last"] is not None},
             }
         )
     return out

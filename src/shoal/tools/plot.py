@@ -250,7 +250,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
     wide, high = 7.2 if columns == 1 else 5.2 * columns, 3.9 + 0.22 * most if panels[0].lines else 1.8 + 0.36 * most
     figure = Figure(figsize=(wide, high * rows), layout=ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14))
     FigureCanvasAgg(figure)
-    below = ScaledTranslation(0.0, -0.6, figure.dpi_scale_trans)  # of the axis's own labels
+    below = ScaledTranslation(0.0, -0.55, figure.dpi_scale_trans)  # of the axis's own labels
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
         for line in panel.lines:
@@ -274,6 +274,7 @@ def _draw_line(axes: Axes, line: Line, color: str, style: str) -> None:
 
 def _draw_points(axes: Axes, panel: Panel, names: list[str]) -> None:
     """From top to bottom."""
+    axes.use_sticky_edges = False  # no bar touches the frame
     for k, e in enumerate(panel.points):
         color = COLORS[0 if panel.half else names.index(e.algo) % len(COLORS)]
         i = e.interval
@@ -282,7 +283,6 @@ def _draw_points(axes: Axes, panel: Panel, names: list[str]) -> None:
         axes.plot([i.estimate] * 2, [k - 0.28, k + 0.28], color=color, linewidth=2.5, solid_capstyle="butt", zorder=3)
     axes.set_yticks(range(len(panel.points)), [_folded(f"{e.algo} ({e.count})") for e in panel.points])
     axes.set_ylim(len(panel.points) - 0.4, -0.6)
-    axes.use_sticky_edges = False  # a bar may not touch the frame
     for text in axes.get_yticklabels():
         text.set_parse_math(False)
     if panel.half:
@@ -290,8 +290,8 @@ def _draw_points(axes: Axes, panel: Panel, names: list[str]) -> None:
         axes.set_xlim(-0.02, 1.02)
 
 
-def _folded(name: str, width: int = 44) -> str:
-    return textwrap.fill(name, width, break_on_hyphens=False)
+def _folded(name: str) -> str:
+    return textwrap.fill(name, 44, break_on_hyphens=False)
 
 
 def _dress(axes: Axes, panel: Panel, below: ScaledTranslation) -> None:
@@ -299,7 +299,7 @@ def _dress(axes: Axes, panel: Panel, below: ScaledTranslation) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     texts = [axes.set_title(_folded(panel.title), loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)]
-    texts.append(axes.set_ylabel(_folded(panel.y, 36), fontsize=10.5, color=INK))
+    texts.append(axes.set_ylabel(panel.y.replace(", ", ",\n"), fontsize=10.5, color=INK))
     axes.tick_params(labelsize=9.5, colors=PALE, length=3)
     axes.grid(color="#edeff3", linewidth=1)
     axes.set_axisbelow(True)

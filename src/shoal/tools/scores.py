@@ -143,8 +143,9 @@ def series(run: Run, lines: Lines, metric: str) -> Series:
         points = {x["step"]: x for x in lines if x["kind"] == kind and is_number(x.get(metric))}
         if points:
             steps = sorted(points)
-            times, values = ([float(points[s].get(k) or 0.0) for s in steps] for k in ("time", metric))
-            return Series(np.array(steps, float), np.array(times), np.array(values), kind == "train")
+            times = [points[s]["time"] if is_number(points[s].get("time")) else 0.0 for s in steps]
+            values = [points[s][metric] for s in steps]
+            return Series(np.array(steps, float), np.array(times, float), np.array(values, float), kind == "train")
     known = list(dict.fromkeys(k for x in lines for k, v in x.items() if is_number(v) and k not in ("step", "time")))
     if metric in known:
         raise UserError(f"the run {run.path} has no numbers for {metric!r} yet.")

@@ -11,12 +11,19 @@
 All but the mean have percentile intervals of the stratified bootstrap: seeds are drawn again with replacement, N_m of each
 task's N_m.
 
-How often a 95 % interval holds the truth (2,000 simulations, normal scores; `tests/tools/test_statistics.py`): the t-interval
-95 % with 3, 5 or 10 seeds. The bootstrap's is too narrow where there are few runs: of the IQM over one task 81 % with 5 seeds,
-90 % with 10, 93 % with 20; over eight tasks with 5 seeds each 91 %. With few seeds of one task take the mean.
+How often a 95 % interval holds the truth, in 4,000 simulations (`tests/tools/test_statistics.py` repeats 2,000):
 
-Beside the library rliable: mean, profile, improvement and the bootstrap are its own. Its IQM trims whole runs, and so of 5 the
-mean of 3, of 3 the mean of all; ours trims the fraction, and is equal where four divides the number of runs.
+    seeds x tasks        3 x 1    5 x 1   10 x 1   20 x 1    5 x 8   10 x 8
+    t, normal             95.7     94.9     95.1     94.6     96.1     95.3 %
+    t, exponential        88.3     88.6     90.5     91.3     93.6     94.7 %
+    IQM, normal           75.2     90.2     92.9     93.9     93.2     94.1 %
+    IQM, exponential      74.9     90.7     93.2     94.6     91.4     93.3 %
+
+So the bootstrap is too narrow where runs are few: at 5 seeds of one task it misses 10 times in 100, not 5. The t-interval is as
+wide as it says where scores are about normal, and too narrow as well where they are skewed. More seeds mend both.
+
+Beside the library rliable: mean, profile, improvement and the bootstrap are as there. Its IQM trims whole runs, and so of 5 it
+is the mean of 3, of 3 the mean of all; ours trims the fraction, and is the same where four divides the number of runs.
 """
 
 from __future__ import annotations

@@ -102,20 +102,20 @@ def table(
     found = results_in(runs, metric, normalise, remark)
     matrix, turned = Matrix(found, at, remark), rows == "tasks"
     measures = ", ".join(dict.fromkeys(r.measure for r in found))
-    when = {"last": "last evaluation", "best": "best evaluation"}.get(at, f"step {at}")
+    when = {"last": "the last evaluation", "best": "the best evaluation"}.get(at, f"step {at}")
     if kind == "scores":
-        title, even = f"{measures} at the {when}: {MEANINGS[statistic]}", statistic == "mean"
+        title, even = f"{measures} at {when}: {MEANINGS[statistic]}", statistic == "mean"
         return Table(title, "", matrix.estimates(statistic), found, turned, even, counted=True)
     meaning = "95 % stratified bootstrap"
     if kind == "improvement":
-        return Table(f"P(X > Y) of {measures} at the {when}: {meaning}", "X \\ Y", matrix.improvements(), found, turned)
+        return Table(f"P(X > Y) of {measures} at {when}: {meaning}", "X \\ Y", matrix.improvements(), found, turned)
     thresholds, profiles = matrix.profiles()
     made = [
         Estimate(a, f"> {_number(thresholds[k])}", Interval(i.estimate[k], i.low[k], i.high[k]), runs_of(matrix, a))
         for a, i in profiles.items()
         for k in range(0, len(thresholds), SHOWN)
     ]
-    return Table(f"share of runs by {measures} at the {when}: {meaning}", "", made, found, turned)
+    return Table(f"share of runs by {measures} at {when}: {meaning}", "", made, found, turned)
 
 
 def runs_of(matrix: Matrix, algo: str) -> str:
