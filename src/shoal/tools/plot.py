@@ -39,6 +39,7 @@ from shoal.training.run import Run
 
 Kind = Literal["curve", "scores", "profile", "improvement"]
 
+VERSUS = "  >  "  # between the two that a probability of improvement is of
 MOST_POINTS = 500  # of a curve
 INK, PALE, FAINT = "#262b38", "#767e8f", "#c3c8d2"
 COLORS = ("#3b6cf6", "#e4572e", "#17a673", "#8e5bd0", "#e6a817", "#1aa5c8", "#d6438a", "#6b7280")
@@ -161,7 +162,7 @@ def improvement_panels(matrix: Matrix) -> list[Panel]:
     """Of each pair the one that is likelier to be better."""
     made = {(e.algo, e.of): e for e in matrix.improvements()}
     better = [e for (x, y), e in made.items() if (e.interval.estimate, y) > (0.5, x)]
-    named = tuple(Estimate(f"{e.algo}  >  {e.of}", "", e.interval, e.count) for e in better)
+    named = tuple(Estimate(f"{e.algo}{VERSUS}{e.of}", "", e.interval, e.count) for e in better)
     title = matrix.tasks[0] if len(matrix.tasks) == 1 else count(len(matrix.tasks), "task")
     meaning = "95 % stratified bootstrap"
     return [Panel(f"probability of improvement · {title}", "P(X > Y)", "", meaning, points=named, half=True)]
@@ -246,8 +247,13 @@ def draw(panels: Sequence[Panel]) -> Figure:
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     names = list(dict.fromkeys([x.name for p in panels for x in p.lines] + [e.algo for p in panels for e in p.points]))
-    most = max(max(len(p.lines), len(p.points)) for p in panels)
-    wide, high = 7.2 if columns == 1 else 5.2 * columns, 3.9 + 0.22 * most if panels[0].lines else 1.8 + 0.36 * most
+    if panels[0].lines:
+        wide, high = 5.2, 3.9 + 0.22 * max(len(p.lines) for p in panels)
+    else:  # room for names beside the bars
+        labels = [_label(e).split("\n") for p in panels for e in p.points]
+        wide = 3.9 + 0.075 * max(len(line) for label in labels for line in label)
+        high = 1.8 + max(len(p.points) for p in panels) * max(0.36, 0.06 + 0.17 * max(map(len, labels)))
+    wide = max(wide, 7.2) if columns == 1 else wide * columns
     figure = Figure(figsize=(wide, high * rows), layout=ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14))
     FigureCanvasAgg(figure)
     below = ScaledTranslation(0.0, -0.55, figure.dpi_scale_trans)  # of the axis's own labels
@@ -281,7 +287,7 @@ def _draw_points(axes: Axes, panel: Panel, names: list[str]) -> None:
         if not np.isnan(i.low):
             axes.barh(k, i.high - i.low, 0.56, i.low, color=color, alpha=0.3, linewidth=0, zorder=2)
         axes.plot([i.estimate] * 2, [k - 0.28, k + 0.28], color=color, linewidth=2.5, solid_capstyle="butt", zorder=3)
-    axes.set_yticks(range(len(panel.points)), [_folded(f"{e.algo} ({e.count})") for e in panel.points])
+    axes.set_yticks(range(len(panel.points)), [_label(e) for e in panel.points])
     axes.set_ylim(len(panel.points) - 0.4, -0.6)
     for text in axes.get_yticklabels():
         text.set_parse_math(False)
@@ -290,15 +296,20 @@ def _draw_points(axes: Axes, panel: Panel, names: list[str]) -> None:
         axes.set_xlim(-0.02, 1.02)
 
 
-def _folded(name: str) -> str:
-    return textwrap.fill(name, 44, break_on_hyphens=False)
+def _label(e: Estimate) -> str:
+    x, *y = f"{e.algo} ({e.count.replace(' ', chr(160))})".split(VERSUS)
+    return "\n> ".join(_folded(name, 44) for name in (x, *y)) if y and len(e.algo) > 36 else _folded(VERSUS.join((x, *y)), 44)
+
+
+def _folded(name: str, width: int) -> str:
+    return textwrap.fill(name, width, break_on_hyphens=False)
 
 
 def _dress(axes: Axes, panel: Panel, below: ScaledTranslation) -> None:
     """Labels, and the legend beneath, where it hides nothing."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
-    texts = [axes.set_title(_folded(panel.title), loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)]
+    texts = [axes.set_title(_folded(panel.title, 36), loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)]
     texts.append(axes.set_ylabel(panel.y.replace(", ", ",\n"), fontsize=10.5, color=INK))
     axes.tick_params(labelsize=9.5, colors=PALE, length=3)
     axes.grid(color="#edeff3", linewidth=1)
