@@ -160,7 +160,7 @@ def test_scores_profiles_and_improvements(tmp_path):
     for kind in ("scores", "profile", "improvement"):
         assert plot(runs, tmp_path / f"{kind}.png", kind=kind).stat().st_size > 5000
     (axes,) = draw([scores]).axes
-    assert [x.get_text() for x in axes.get_yticklabels()] == ["good (2 seeds)", "bad (2 seeds)"]
+    assert [x.get_text().replace("\xa0", " ") for x in axes.get_yticklabels()] == ["good (2 seeds)", "bad (2 seeds)"]
     low, high = axes.get_xlim()
     assert all(low < p.get_x() and p.get_x() + p.get_width() < high for p in axes.patches)  # whole bars
 
