@@ -409,6 +409,12 @@ def test_runs_shows_what_learns(capsys, tmp_path):
     assert lines[4].strip().startswith(f"adversary {last['return/adversary']:.2f} (")
 
 
+def test_runs_of_a_folder_that_is_not_there(capsys):
+    for name in ("nowhere", "x" * 300):
+        assert main(["runs", name]) == 0
+        assert "no runs under" in capsys.readouterr().out
+
+
 def test_states_of_runs(capsys, tmp_path):
     """As far as the folder tells: locked, diverged, at its end, stopped, cut off, never begun."""
     for name, words in (

@@ -97,7 +97,7 @@ def best_of(runs: Sequence[Run]) -> tuple[Run, str]:
 def list_runs(folder: Path, remark: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
     """Every run under a folder, with how far it got. `remark` is told of those that cannot be read."""
     out = []
-    for config in sorted(folder.rglob("config.json")):
+    for config in sorted(folder.rglob("config.json")) if os.path.isdir(folder) else ():  # false of names no system takes
         try:
             run = Run(config.parent)
             lines, name, best = run.metrics, score_name(run), best_evaluation(run, run.metrics) or {}
