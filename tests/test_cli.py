@@ -162,6 +162,12 @@ def test_verbs_refuse_what_they_cannot_take(capsys, run):
         (["eval", run, "--team.agents", "mappo"], "has learnt nothing"),
         (["watch", "nowhere"], "is no run"),
         (["plot"], "takes one run's folder or more"),
+        (["plot", run, "--smooth", "0"], "--smooth is 0"),
+        (["plot", run, "--at", "best"], "--kind scores"),
+        (["plot", run, "--kind", "scores", "--x", "time"], "leave them out"),
+        (["plot", run, "--kind", "improvement"], "share a task"),
+        (["table"], "takes one run's folder or more"),
+        (["table", "nowhere"], "is no run"),
         (["plot", "nowhere"], "is no run"),
         (["resume", "nowhere"], "is no run"),
         (["bench", "speed"], "env, train or update"),
@@ -300,7 +306,53 @@ def test_eval_prints_one_json_value(capsys, run, tmp_path):
     column = lines[0].split(",").index("return/agents")
     scores = [float(line.split(",")[column]) for line in lines[1:]]
     assert row["mean"] == pytest.approx(sum(scores) / 10)
-    assert row["interval"] == pytest.approx(1.96 * torch.tensor(scores).std().item() / 10**0.5, rel=1e-5)
+    assert row["interval"] == pytest.approx(2.2622 * torch.tensor(scores).std().item() / 10**0.5, rel=1e-4)  # t of 9
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "seeds"
+    assert main(["train", "mappo", "simple_spread", *TINY, "--seeds", "2", "--threads", "1", "--out", str(path)]) == 0
+    return path
+
+
+def test_eval_of_a_folder_of_seeds(capsys, seeds, tmp_path):
+    """Each is as alone; two numbers m apart have an interval of 12.7062 m / 2 round their mean."""
+    words = ["--episodes", "10", "--json"]
+    assert main(["eval", str(seeds), *words, "--csv", str(tmp_path / "e.csv")]) == 0
+    value = json.loads(capsys.readouterr().out)
+    each = [s["metrics"] for s in value["seeds"]]
+    for k, found in enumerate(each):
+        assert main(["eval", str(seeds / f"seed{k}"), *words]) == 0
+        assert json.loads(capsys.readouterr().out)["metrics"] == found
+    one, two = (m["return/agents"]["mean"] for m in each)
+    assert value["metrics"]["return/agents"]["mean"] == pytest.approx((one + two) / 2)
+    assert value["metrics"]["return/agents"]["interval"] == pytest.approx(12.7062 * abs(one - two) / 2, rel=1e-4)
+    lines = (tmp_path / "e.csv").read_text().splitlines()
+    assert len(lines) == 21
+    assert [line.split(",")[0] for line in lines[1::10]] == ["0", "1"]
+    assert main(["eval", str(seeds), "--episodes", "10"]) == 0
+    out = capsys.readouterr().out
+    assert f"{one:.2f} ±" in out
+    assert "2 seeds" in out
+
+
+def test_watch_of_a_folder_of_seeds_is_of_the_best(capsys, seeds):
+    scores = [max(e["return/agents"] for e in Run(seeds / f"seed{k}").evaluations()) for k in (0, 1)]
+    best = scores.index(max(scores))
+    assert main(["watch", str(seeds), "--episodes", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"seed {best}, the best of 2 by return/agents: {max(scores):.2f}" in out
+    assert str(seeds / f"seed{best}" / "media" / "watch.gif") in out
+
+
+def test_runs_that_are_no_seeds_of_each_other(capsys, tmp_path, run, tag):
+    for name, path in (("a", run), ("b", tag)):
+        (tmp_path / name).symlink_to(path)
+    for verb in ("eval", "watch"):
+        err = refused(capsys, verb, tmp_path)
+        assert "differ by more than the seed" in err
+        assert "mappo and ippo" in err
 
 
 def test_eval_with_opponents(capsys, tag, tmp_path):
@@ -333,13 +385,63 @@ def test_lists(capsys, run):
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["algo"], row["env"], row["step"]) == ("mappo", "simple_spread", 400)
     assert row["best"] == max(e["return/agents"] for e in Run(run).evaluations())
+    assert (row["seed"], row["state"], row["device"], row["steps"]) == (0, "finished", "cpu", 400)
+    assert row["date"][:10] == json.loads((run / "versions.json").read_text())["date"][:10]
 
 
 def test_runs_shows_what_learns(capsys, tmp_path):
     assert main(["train", "ippo", "simple_tag", *TINY, "--team.adversary", "random", "--out", str(tmp_path / "r")]) == 0
     assert main(["runs", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["last"] == Run(tmp_path / "r").evaluations()[-1]["return/agent"]
+    last = Run(tmp_path / "r").evaluations()[-1]
+    assert row["last"] == last["return/agent"]
+    assert {k: s["last"] for k, s in row["scores"].items()} == {
+        f"return/{g}": last[f"return/{g}"] for g in ("adversary", "agent")
+    }
+    best = max(Run(tmp_path / "r").evaluations(), key=lambda e: (e["return/agent"], e["step"]))
+    assert row["scores"]["return/adversary"]["best"] == best["return/adversary"]  # of the same checkpoint
+    assert main(["runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == "run"
+    assert lines[2] == f"ippo simple_tag, in {tmp_path}"
+    assert "finished" in lines[3]
+    assert f"agent {last['return/agent']:.2f} (" in lines[3]  # who learns is first
+    assert lines[4].strip().startswith(f"adversary {last['return/adversary']:.2f} (")
+
+
+def test_runs_of_a_folder_that_is_not_there(capsys):
+    for name in ("nowhere", "x" * 300):
+        assert main(["runs", name]) == 0
+        assert "no runs under" in capsys.readouterr().out
+
+
+def test_states_of_runs(capsys, tmp_path):
+    """As far as the folder tells: locked, diverged, at its end, stopped, cut off, never begun."""
+    for name, words in (
+        ("cut", ["--until", "200"]),
+        ("stopped", ["--stop-score", "-1e9"]),
+        ("diverged", ["--algo.lr", "1e30"]),
+    ):
+        main(["train", "mappo", "simple_spread", *TINY, *words, "--out", str(tmp_path / name)])
+    for name in ("running", "new"):
+        copied = tmp_path / name
+        copied.mkdir()
+        (copied / "config.json").write_text((tmp_path / "cut" / "config.json").read_text())
+    lock = Run(tmp_path / "running").lock()
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    states = {Path(r["run"]).name: r["state"] for r in json.loads(capsys.readouterr().out)}
+    lock.close()
+    assert states == {
+        "cut": "interrupted",
+        "diverged": "diverged",
+        "new": "not begun",
+        "running": "running",
+        "stopped": "stopped",
+    }
+    assert main(["resume", str(tmp_path / "cut"), "--quiet"]) == 0
+    assert main(["runs", str(tmp_path / "cut"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "finished"
 
 
 def test_a_config_works_from_anywhere(tag, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ LINES, COMMANDS, SECONDS, MEMORY = 1000, 25, 30, 10 * 2**30
 STATUSES = (0, 1, 2, 130, 143)
 TINY = "--steps 40 --envs 2 --eval.episodes 2 --log.tensorboard false --compile off".split()
 FAST = {"algo.rollout": "5", "algo.batch": "4", "algo.epochs": "1", "algo.minibatches": "1", "algo.capacity": "200"}
-VERBS = ("train", "resume", "eval", "watch", "plot", "check", "envs", "algos", "runs", "bench")
+VERBS = ("train", "resume", "eval", "watch", "plot", "table", "check", "envs", "algos", "runs", "bench")
 ALGOS = ("mappo", "ippo", "ppo", "ddqn", "qmix", "vdn", "coma", "maddpg", "sac", "td3", "random", "./algo.py")
 ENVS = (
     "simple_spread",
@@ -139,7 +139,7 @@ class Speaker:
         self.r = random.Random(seed)
 
     def line(self) -> list[str]:
-        verb = self.r.choices(VERBS, (10, 2, 4, 3, 3, 2, 1, 1, 1, 2))[0]
+        verb = self.r.choices(VERBS, (10, 2, 4, 3, 3, 3, 2, 1, 1, 1, 2))[0]
         items = [verb, *getattr(self, f"say_{verb}", self.say_list)(verb)]
         for _ in range(self.r.choice((0, 0, 0, 1, 2))):
             items = self.spoil(items)
@@ -211,7 +211,11 @@ class Speaker:
 
     def say_plot(self, verb: str) -> list[str]:
         runs = [self.run() for _ in range(self.r.choice((0, 1, 1, 2)))]
-        return [*runs, *self.flags({"out": "c.png", "metric": "return/agent"}, self.r.randrange(3))]
+        known = {"out": "c.png", "metric": "return/agent", "statistic": "iqm", "at": "best", "normalise": "simple_tag=0:1"}
+        own = {"kind": "scores", "x": "time", "smooth": "2"} if verb == "plot" else {"kind": "profile", "out": "t.md"}
+        return [*runs, *self.flags({**known, **own}, self.r.randrange(3))]
+
+    say_table = say_plot
 
     def say_check(self, verb: str) -> list[str]:
         known = {"rows": "2", "timeout": "5", "json": "true", "env.n": "2", "env.args": "x=1", "env.horizon": "4"}
@@ -256,6 +260,7 @@ def fork(lines: Connection, place: Path, told: Path) -> None:
     import shoal.api
     import shoal.tools.bench
     import shoal.tools.plot
+    import shoal.tools.table
     import shoal.tools.watch  # noqa: F401
 
     os.chdir(place)

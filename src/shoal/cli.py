@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shoal.flags import Flag, build, flags_of, split
 from shoal.ids import catalog, find, near
@@ -30,9 +30,10 @@ Shoal trains, measures, watches and ships teams of reinforcement-learning agents
 
   shoal train ALGO ENV [flags]      train; `shoal train ALGO ENV --help` lists every flag
   shoal resume RUN [--steps N]      go on as if it had never stopped; --steps sets a new total
-  shoal eval RUN [flags]            play a run's policies and measure them
+  shoal eval RUN [flags]            play a run's policies, or those of a folder of seeds, and measure them
   shoal watch RUN [flags]           film a run's policies
-  shoal plot RUN... [--out F.png]   learning curves of runs, or of folders of them; seeds are one curve
+  shoal plot RUN... [--out F.png]   learning curves, scores, performance profiles; seeds are one curve with its interval
+  shoal table RUN... [--out F.md]   scores of algorithms on tasks, with intervals over seeds
   shoal check ENV [flags]           look an environment over: what it is, what is wrong with it, who can play it
   shoal envs | algos | runs         what there is
   shoal bench env|train|update ...  measure speed
@@ -76,9 +77,35 @@ class WatchOptions:
 
 
 @dataclass(frozen=True)
-class PlotOptions:
-    out: str = "curve.png"  # the picture
-    metric: str | None = None  # what to plot; default: each group's return
+class ScoreOptions:
+    metric: str | None = None  # what was scored; default: each group's return
+    statistic: Literal["mean", "iqm"] = "mean"  # over seeds: mean and t-interval; or IQM and stratified bootstrap
+    at: str | None = None  # scores at the last evaluation, the best checkpoint's, or the last up to a step: last, best, 2M
+    normalise: str | None = None  # TASK=LOW:HIGH,... or a .json file {"TASK": [LOW, HIGH]}: scores from LOW, 0, to HIGH, 1
+
+
+@dataclass(frozen=True)
+class PlotOptions(ScoreOptions):
+    kind: Literal["curve", "scores", "profile", "improvement"] = "curve"  # what to draw
+    x: Literal["steps", "time"] = "steps"  # curves over environment steps or wall time
+    smooth: int = 1  # curves of a running mean of so many evaluations
+    out: str = "curve.png"  # the picture, .png, .svg or .pdf; or the numbers in it, .csv
+
+
+@dataclass(frozen=True)
+class TableOptions(ScoreOptions):
+    kind: Literal["scores", "profile", "improvement"] = "scores"  # what to list
+    rows: Literal["algorithms", "tasks"] = "algorithms"  # what has a row
+    out: str | None = None  # write a file: .csv, .md, .tex; or .json, all evaluations in marl-eval's format
+    json: bool = False  # print one JSON value and nothing else
+
+
+CURVE = "  curve         learning curves (sample efficiency)\n"
+KINDS = """\
+  scores        each algorithm's mean or IQM on each task, with its interval
+  profile       performance profiles: the share of runs above each score
+  improvement   probability of improvement of one algorithm over another
+"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +118,7 @@ OPTIONS: dict[str, Any] = {
     "eval": EvalOptions,
     "watch": WatchOptions,
     "plot": PlotOptions,
+    "table": TableOptions,
     "envs": ListOptions,
     "algos": ListOptions,
     "runs": ListOptions,
@@ -128,6 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         "eval": evaluate,
         "watch": watch,
         "plot": plot,
+        "table": table,
         "check": check,
         "envs": envs,
         "algos": algos,
@@ -287,7 +316,7 @@ def _summary(done: Any) -> int:
             for e in done.ended
         ]
         note = f"{done.score_name} over {len(known)} seeds: mean {mean:.2f}, standard deviation {std:.2f}." if known else ""
-        table(["seed", "steps", f"last {done.score_name}", "", "run"], rows, note=note)
+        print_table(["seed", "steps", f"last {done.score_name}", "", "run"], rows, note=note)
         where = _common([e.run.path for e in done.ended])
         print(f"{sum(e.step for e in done.ended):,} steps in {done.seconds:.0f} s. See the curve: shoal plot {where}")
         if any(e.stopped or e.step < done.config.steps for e in done.ended):
@@ -315,28 +344,43 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
         return 0
     (run,) = exactly(words, 1, "eval takes a run's folder")
     from shoal import api
-    from shoal.tools.measure import summary, write_csv
+    from shoal.tools import measure
     from shoal.training.players import policy_name
 
     how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
-    episodes = api.evaluate(run, *how_to, options.trust)
-    rows = summary(episodes)
+    found = measure.seeds_in(run, "evaluate")
+    seeds = [r.recorded.run.get("seed", 0) for r in found]
+    played = [api.evaluate(r, *how_to, options.trust) for r in found]
+    each = [measure.summary(episodes) for episodes in played]
     if options.csv:
-        write_csv(episodes, Path(options.csv))
-    how, which = "sampled" if options.sampled else "greedy", policy_name(api.Run(run), options.checkpoint)
+        measure.write_csv(list(zip(seeds, played, strict=True)), Path(options.csv))
+    rows = each[0] if len(found) == 1 else measure.over_seeds(each)
+    how, which = "sampled" if options.sampled else "greedy", policy_name(found[0], options.checkpoint)
+    n = len(played[0].lengths)
     if options.json:
-        value = {"run": run, "checkpoint": which, "episodes": len(episodes.lengths), "policy": how, "metrics": rows}
-        print(json.dumps(value))
+        value = {"run": run, "checkpoint": which, "episodes": n, "policy": how, "metrics": rows}
+        several = [{"run": str(r.path), "seed": k, "metrics": m} for r, k, m in zip(found, seeds, each, strict=True)]
+        print(json.dumps(value | ({"seeds": several} if len(found) > 1 else {})))
         return 0
-    table(
+    if len(found) > 1:
+        shown = [k for k in rows if k.count("/") < 2 and not k.startswith("return_sum/")]
+        lines = [[str(k), *(_spread(m[c]) for c in shown)] for k, m in zip(seeds, each, strict=True)]
+        title = f"{n} {how} episodes of each seed in {run}, checkpoint {which}: mean ± 95 % interval"
+        print_table(["seed", *shown], [*lines, [f"{len(found)} seeds", *(_spread(rows[c]) for c in shown)]], title)
+        return 0
+    print_table(
         ["metric", "mean", "95 % interval", "std", "min", "max"],
         [
             [k, f"{r['mean']:.3f}", f"± {r['interval']:.3f}", *(f"{r[c]:.3f}" for c in ("std", "min", "max"))]
             for k, r in rows.items()
         ],
-        f"{len(episodes.lengths)} {how} episodes of {run}, checkpoint {which}",
+        f"{n} {how} episodes of {found[0].path}, checkpoint {which}",
     )
     return 0
+
+
+def _spread(row: dict[str, float]) -> str:
+    return f"{row['mean']:.2f} ± {row['interval']:.2f}"
 
 
 def watch(words: list[str], flags: dict[str, str | None]) -> int:
@@ -346,27 +390,69 @@ def watch(words: list[str], flags: dict[str, str | None]) -> int:
         return 0
     (run,) = exactly(words, 1, "watch takes a run's folder")
     from shoal.tools import watch as tool
+    from shoal.tools.measure import best_of, seeds_in
 
     for path, suffix in ((options.gif, ".gif"), (options.mp4, ".mp4")):
         if path and not path.endswith(suffix):
             raise UserError(f"--{suffix[1:]} is {path!r}: the file's name ends in {suffix}.")
-    gif = options.gif or (None if options.mp4 else str(Path(run) / "media" / "watch.gif"))
-    episodes = tool.watch(run, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed, options.trust)
+    found = seeds_in(run, "watch")
+    one, which = best_of(found) if len(found) > 1 else (found[0], "")
+    gif = options.gif or (None if options.mp4 else str(one.path / "media" / "watch.gif"))
+    episodes = tool.watch(one, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed, options.trust)
     scores = ", ".join(f"{g} {x.mean():.2f}" for g, x in episodes.returns.items())
+    if which:
+        print(which)
     print(f"{len(episodes.lengths)} greedy episodes, mean return: {scores}")
     print(f"filmed: {options.mp4 or gif}")
     return 0
 
 
 def plot(words: list[str], flags: dict[str, str | None]) -> int:
-    options = parse(PlotOptions, words, flags, "plot RUN...")
+    options = parse(
+        PlotOptions,
+        words,
+        flags,
+        "plot RUN...",
+        KINDS.replace("\n", "\n  curve         learning curves (sample efficiency)\n", 1),
+    )
     if options is None:
         return 0
     if not words:
         raise UserError("plot takes one run's folder or more.")
+    curve = options.kind == "curve"
+    if not curve and (options.x != "steps" or options.smooth != 1):
+        raise UserError(f"--x and --smooth are of curves, and --kind is {options.kind}: leave them out.")
+    if curve and options.at:
+        raise UserError("--at says at which evaluation scores are read, and a curve shows all: take --kind scores.")
     from shoal.tools.plot import plot as draw
 
-    print(f"plotted: {draw(words, Path(options.out), options.metric, remark)}")
+    how = options.kind, options.statistic, options.x, options.smooth, options.at or "last", options.normalise
+    print(f"plotted: {draw(words, Path(options.out), options.metric, remark, *how)}")
+    return 0
+
+
+def table(words: list[str], flags: dict[str, str | None]) -> int:
+    options = parse(TableOptions, words, flags, "table RUN...", f"kinds:\n{KINDS}")
+    if options is None:
+        return 0
+    if not words:
+        raise UserError("table takes one run's folder or more.")
+    from shoal.tools import table as tool
+
+    out = Path(options.out) if options.out is not None else None
+    if out is not None:
+        tool.check_out(out)
+    how = options.kind, options.statistic, options.at or "last", options.normalise, options.rows
+    made = tool.table(words, options.metric, remark, *how)
+    if out is not None:
+        tool.write(made, out)
+    if options.json:
+        print(json.dumps(made.as_json()))
+    elif out is not None:
+        print(f"written: {out}")
+    else:
+        columns, *rows = made.lines
+        print_table(columns, rows, made.title)
     return 0
 
 
@@ -393,11 +479,11 @@ def _print_check(report: Any) -> None:
     """What it is, what was seen, who can play it; and what is wrong last, where the eye is."""
     print(f"{report.env}: {report.summary}".rstrip(": "))
     if report.spec is not None:
-        table(["group", "team", "agents", "sees", "paid", "does"], report.group_rows)
-        table(["world", ""], report.lines)
+        print_table(["group", "team", "agents", "sees", "paid", "does"], report.group_rows)
+        print_table(["world", ""], report.lines)
     good = ", ".join(f.about for f in report.of("ok"))
     found = [[level, f.about, f.sentence] for level in ("note", "problem") for f in report.of(level)]
-    table(["finding", "about", ""], [["ok", "", good], *found] if good else found)
+    print_table(["finding", "about", ""], [["ok", "", good], *found] if good else found)
     problems = len(report.of("problem"))
     print(f"{problems or 'no'} problem{'' if problems == 1 else 's'}.")
 
@@ -419,10 +505,10 @@ def _list(kind: str, words: list[str], flags: dict[str, str | None]) -> int:
     if options.json:
         print(json.dumps([{"id": e.form, "family": e.family, "summary": e.summary} for e in entries]))
     elif kind == "envs":
-        table(["environment", "family", "what it is"], [[e.form, e.family, e.summary] for e in entries])
+        print_table(["environment", "family", "what it is"], [[e.form, e.family, e.summary] for e in entries])
     else:
         known = {e.id: ", ".join(f"{k} {v}" for k, v in e.settings.items()) for e in entries}
-        table(["algorithm", "what it is", "settings of the name"], [[e.id, e.summary, known[e.id]] for e in entries])
+        print_table(["algorithm", "what it is", "settings of the name"], [[e.id, e.summary, known[e.id]] for e in entries])
     return 0
 
 
@@ -441,13 +527,35 @@ def runs(words: list[str], flags: dict[str, str | None]) -> int:
     elif not found:
         print(f"no runs under {folder}/ yet: shoal train mappo simple_spread makes one.")
     else:
-        rows = [
-            [r["run"], *(_file_name(r[k]) for k in ("algo", "env")), f"{r['step']:,}", _score(r["last"]), _score(r["best"])]
-            for r in found
-        ]
-        table(["run", "algorithm", "environment", "steps", "last return", "best return"], rows)
+        _print_runs(found)
         _print_remarks(found)
     return 0
+
+
+def _print_runs(found: list[dict[str, Any]]) -> None:
+    """Rows by folder and by what was trained there; returns of several groups of agents have a line each."""
+    from shoal.log.console import short
+
+    columns = ["run", "seed", "begun", "state", "device", "steps", "last (best)"]
+    parts: dict[str, list[list[str]]] = {}
+    for r in found:
+        folder, name, algo, env = *os.path.split(r["run"]), *(_file_name(r[k]) for k in ("algo", "env"))
+        scores = [f"{_score(s['last'])} ({_score(s['best'])})" for s in r["scores"].values()] or ["-"]
+        if len(scores) > 1:
+            scores = [f"{k.removeprefix('return/')} {s}" for k, s in zip(r["scores"], scores, strict=True)]
+        row = [one_line(name), str(r["seed"]), r["date"][5:10], r["state"], r["device"] or "-", short(r["step"]), scores[0]]
+        rest = [[""] * (len(row) - 1) + [s] for s in scores[1:]]
+        parts.setdefault(one_line(f"{algo} {env}, in {folder or '.'}"), []).extend([row, *rest])
+    whole = [columns, *(row for rows in parts.values() for row in rows)]
+    wide = [max(len(row[k]) for row in whole) for k in range(len(columns))]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    wide[0] = min(wide[0], max(width - sum(wide[1:]) - 2 * len(wide[1:]), 12))  # a long name is folded
+    for title, rows in {"": [columns], **parts}.items():
+        print(f"\n{title}" if title else "", end="\n" if title else "")
+        for name, *cells in rows:
+            first, *folded = textwrap.wrap(name, wide[0], break_on_hyphens=False) or [""]
+            aligned = [c.rjust(w) if c[:1] in "-0123456789" else c.ljust(w) for c, w in zip(cells, wide[1:], strict=True)]
+            print("  ".join((first.ljust(wide[0]), *aligned)).rstrip(), *folded, sep="\n")
 
 
 def _print_remarks(found: list[dict[str, Any]]) -> None:
@@ -488,7 +596,7 @@ def bench(words: list[str], flags: dict[str, str | None]) -> int:
     if options.json:
         print(json.dumps(result.as_json()))
     else:
-        table(result.columns, result.rows, result.title, result.note)
+        print_table(result.columns, result.rows, result.title, result.note)
     return 0
 
 
@@ -605,7 +713,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def table(columns: list[str], rows: list[list[str]], title: str = "", note: str = "") -> None:
+def print_table(columns: list[str], rows: list[list[str]], title: str = "", note: str = "") -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

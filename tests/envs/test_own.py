@@ -433,7 +433,7 @@ def test_a_class_of_a_script_is_named_by_its_file(here, mine, monkeypatch):
 
 
 def test_seeds_are_one_curve_and_runs_are_named_by_the_users_file(here, capsys):
-    from shoal.tools.plot import curves
+    from shoal.tools.scores import seeds_of
 
     def train(seed, out):
         assert main(["train", "ppo", "mine.py", *FLAGS, "--env.workers", "0", "--seed", seed, "--out", out]) == 0
@@ -441,13 +441,13 @@ def test_seeds_are_one_curve_and_runs_are_named_by_the_users_file(here, capsys):
     path = write(GYM)
     for k in "012":
         train(k, k)
-    (curve,) = curves([Run(k) for k in "012"])
-    assert curve.label == "ppo (3 seeds, min to max)"
+    (seeds,) = seeds_of([Run(k) for k in "012"])
+    assert (seeds.algo, seeds.env, len(seeds.runs)) == ("ppo", "mine", 3)
     assert main(["runs", ".", "--json"]) == 0
     assert {r["env"] for r in json.loads(capsys.readouterr().out)} == {f"{here}/mine.py"}
     assert main(["runs", "."]) == 0
-    assert capsys.readouterr().out.count(" mine.py ") == 3
+    assert "ppo mine.py, in ." in capsys.readouterr().out
     forget()
     path.write_text(GYM.replace("PAY = 1.0", "PAY = 2.0"))
     train("3", "edited")
-    assert len(curves([Run(k) for k in ("0", "1", "2", "edited")])) == 2  # another world by now
+    assert len(seeds_of([Run(k) for k in ("0", "1", "2", "edited")])) == 2  # another world by now

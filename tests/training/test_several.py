@@ -530,11 +530,12 @@ def test_run_together_without_hooks(tmp_path):
 
 
 def test_plot_of_a_folder_is_one_curve(apart, tmp_path):
-    from shoal.tools.plot import curves, plot
+    from shoal.tools.plot import plot
+    from shoal.tools.scores import seeds_of
 
     folder, _ = apart
-    (curve,) = curves(runs_in(folder))
-    assert "2 seeds" in curve.label
+    (seeds,) = seeds_of(runs_in(folder))
+    assert len(seeds.runs) == 2
     assert plot([folder], tmp_path / "c.png").stat().st_size > 10_000
 
 

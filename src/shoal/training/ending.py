@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shoal.envs.base import World
+from shoal.ops.student import t_quantile
 from shoal.spec import UserError
 from shoal.training.evaluate import AbandonedError, Episodes, rows_for
 from shoal.training.players import frozen_players
@@ -88,14 +89,4 @@ def mean_and_interval(x: Tensor) -> tuple[float, float]:
     n = len(x)
     if n < 2:
         return float(x.mean()), math.inf
-    return float(x.mean()), _student(n - 1) * float(x.double().std(correction=1)) / math.sqrt(n)
-
-
-def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by its expansion around the normal's (Abramowitz and Stegun, 26.7.5)."""
-    z = 1.959964
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
-    return z + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
+    return float(x.mean()), t_quantile(n - 1) * float(x.double().std(correction=1)) / math.sqrt(n)

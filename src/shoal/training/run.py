@@ -13,6 +13,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -186,15 +188,24 @@ class Run:
         """Held while a process writes to the run; a second one is refused. What a killed one left half written is removed."""
         self.refuse_links()
         f = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"the run {self.path} is being written by another process: wait for it, or stop it first."
-            ) from None
+        if not _lock(f):
+            raise UserError(f"the run {self.path} is being written by another process: wait for it, or stop it first.")
         for path in (p for pattern in HALVES for p in self.path.glob(pattern)):
             path.unlink(missing_ok=True)
         return f
+
+    def is_locked(self) -> bool:
+        """Whether a process writes to the run now."""
+        if not (self.path / ".lock").exists():
+            return False
+        try:
+            with files.reading(self.path / ".lock") as f:
+                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # it may not be read
+            return False
+        return False
 
     @staticmethod
     def create(resolved: Resolved, players: dict[str, dict[str, Any]], world: Environment) -> Run:
@@ -222,6 +233,15 @@ class Run:
         files.write_text(folder / "config.json", record.to_json())  # last: with it the folder is a run
         trust.sign(folder, made=True)
         return Run(folder)
+
+
+def _lock(f: TextIO) -> bool:
+    for _ in range(3):
+        with suppress(OSError):
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)  # perhaps somebody asked whether it is locked, and held it for a moment
+    return False
 
 
 def named(path: str | Path) -> Path:
@@ -306,4 +326,5 @@ def versions(resolved: Resolved) -> dict[str, Any]:
         **{name: _version(name) for name in WORLDS if name in sys.modules},
         "device": f"{resolved.device}: {device}",
         "platform": platform.platform(),
+        "date": datetime.now().isoformat(" ", "seconds"),
     }

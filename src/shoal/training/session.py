@@ -14,7 +14,7 @@ from shoal.log.console import Display, Progressor
 from shoal.log.logger import Logger, cut
 from shoal.spec import NotFiniteError, StoppedError, UserError
 from shoal.training import trust
-from shoal.training.diverged import explained
+from shoal.training.diverged import DivergedError, explained
 from shoal.training.speedup import Captured
 from shoal.training.state import set_later_aside
 
@@ -45,10 +45,16 @@ def session(loop: Loop, goal: int, console: Display | None) -> Iterator[None]:
         if isinstance(loop.on_device, Captured) and loop.step < goal:
             loop.on_device.prepare()  # before the first evaluation: its kernels are compiled with the others
         yield
+        if loop.stopped and loop.signal is None:
+            loop.logger.say(f"Stopped: {loop.stopped}.")
+    except DivergedError as e:
+        loop.logger.say(f"Diverged: {e}")
+        raise
     except NotFiniteError as e:
         if loop.not_finite is None and not e.diverged:  # the rollout that it was in never began
             loop.save()
-        loop.logger.say(f"Stopped: {(stopped := explained(loop, e))}")
+        stopped = explained(loop, e)
+        loop.logger.say(f"{'Diverged' if isinstance(stopped, DivergedError) else 'Stopped'}: {stopped}")
         raise stopped from None
     except UserError as e:
         loop.logger.say(f"Stopped: {e}")
