@@ -147,13 +147,43 @@ def take_turns(batch, turn, group="agents"):
 
 # --- learners ---
 
+# what numbers worked out by hand were worked out with: not the defaults, which follow from the world and may change
+EVERYBODY = {"gamma": 0.99, "lr_schedule": "constant", "noise_keep": 0.0, "entropy": 0.01}
+ROLLOUTS = {**EVERYBODY, "rollout": 25, "lr": 7e-4, "epochs": 4, "minibatches": 4}
+REPLAYS = {
+    **EVERYBODY,
+    **{"rollout": 4, "every": 16.0, "learning_starts": 5_000, "grad_clip": 10.0, "target_every": 200, "target_tau": 1.0},
+    **{"lr": 5e-4, "huber": 1.0, "n_step": 1, "epsilon_steps": 100_000, "epsilon_keep": 0.0},
+}
+ACTORS = {
+    **REPLAYS,
+    "target_every": 1,
+    "target_tau": 0.01,
+    "lr": 1e-3,
+    "huber": None,
+    "random_steps": 5_000,
+    "noise_steps": 500_000,
+}
+COUNTERFACTUAL = {
+    **{**EVERYBODY, "gamma": 0.95, "rollout": 25, "epsilon_steps": 500_000, "advantage_scope": "none", "critic_slices": 0},
+    **{"target_every": 200, "lr": 5e-4},
+}
+
+
+def plain(cls):
+    """Settings of a class with which its numbers were worked out by hand."""
+    ways = {"COMA": COUNTERFACTUAL, "OnPolicy": ROLLOUTS, "ActorCritic": ACTORS, "OffPolicy": REPLAYS}
+    found = next((ways[c.__name__] for c in cls.__mro__ if c.__name__ in ways), {})
+    known = {f.name for f in fields(cls.Config)} if found else set()
+    return {k: v for k, v in found.items() if k in known}
+
 
 def make_learner(cls, spec=None, *, groups=None, net=None, kernels=False, peers=True, **config):
     """With nets of one layer, unless `net` says otherwise. It plays all groups, or these, and is its only peer."""
     spec = spec or spec_of()
     groups = tuple(g.name for g in spec.groups) if groups is None else groups
     nets = NetConfig(**{"hidden": (), **(net or {})})
-    a = cls(Seat(spec, groups, cls.Config(**config), nets, torch.Generator().manual_seed(0), kernels=kernels))
+    a = cls(Seat(spec, groups, cls.Config(**{**plain(cls), **config}), nets, torch.Generator().manual_seed(0), kernels=kernels))
     a.peers = dict.fromkeys(groups, a) if peers else {}
     return a
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench import plain
 
 from shoal.algos.base import Seat
 from shoal.algos.ddpg import DDPG
@@ -85,7 +86,7 @@ def learner(
 ):
     """`actor`, `slow_actor`, `q`, `slow`: the weights of actor and critics and of their copies; of critics a row for each."""
     nets = NetConfig(**{"hidden": (), **(net or {})})
-    config = cls.Config(**{**PLAIN, **config})
+    config = cls.Config(**{**plain(cls), **PLAIN, **config})
     a = cls(Seat(spec, (group,), config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     a.peers = {group: a}
     if nets.memory == "none":
@@ -646,7 +647,7 @@ def test_one_pass_for_all_is_the_sum_of_the_agents_own(others, action):
     """A curved critic that judges for all: the slope of the agents' own losses, each with the others' actions held."""
     spec = world(3, action, 4, common=True)
     config = {**PLAIN, **STILL, "critic": "world", "others": others, "regularise": 0.1}
-    net, config = NetConfig(hidden=(8,), gain_actor=1.0), DDPG.Config(**config)
+    net, config = NetConfig(hidden=(8,), gain_actor=1.0), DDPG.Config(**{**plain(DDPG), **config})
     a = DDPG(Seat(spec, ("agents",), config, net, torch.Generator().manual_seed(0)))
     assert a.as_one
     g = torch.Generator().manual_seed(1)
@@ -916,7 +917,15 @@ def players_of(kind):
         a.learns = False
         return {"listener": a}, [-0.5, 0, 0.5, 0.5]  # its policy, and not its copy
     if kind == "on-policy":
-        a = PPO(Seat(MIXED, ("listener",), PPO.Config(normalise_obs=False), NetConfig(hidden=()), torch.Generator()))
+        a = PPO(
+            Seat(
+                MIXED,
+                ("listener",),
+                PPO.Config(**{**plain(PPO), "normalise_obs": False}),
+                NetConfig(hidden=()),
+                torch.Generator(),
+            )
+        )
         set_layer(a.actor.net.body, torch.eye(2))
         with torch.no_grad():
             a.actor.log_std.fill_(math.log(1 / 4))
@@ -958,7 +967,7 @@ def set_memory(net, see=None):
 def test_a_peer_with_memory_is_asked_with_what_it_remembers(cls):
     """It does what it remembers more of. Two steps of darkness after a memory of 0, 1 that leans to the second; where it starts
     it remembers nothing, and does the first."""
-    config = cls.Config(normalise_obs=False) if cls is PPO else cls.Config(**{**PLAIN, "random_steps": 5})
+    config = cls.Config(**{**plain(cls), **({"normalise_obs": False} if cls is PPO else {**PLAIN, "random_steps": 5})})
     b = cls(Seat(DUET, ("b",), config, NetConfig(hidden=(), **GRU), torch.Generator()))
     for net in [b.actor.net] if cls is PPO else [b.actor, b.target_actor.module]:
         set_memory(net)

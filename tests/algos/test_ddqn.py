@@ -175,7 +175,6 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels
 def test_names_and_defaults():
     assert catalog("algos")["dqn"].settings == {"double": False}
     assert DDQN.Config().double
-    assert [c.Config().gamma for c in (DDQN, IQL, VDN, QMIX)] == [0.99, 0.95, 0.95, 0.95]
     with pytest.raises(UserError, match=r"--net.trunk shared is for actors beside critics: DDQN has neither"):
         learner(net={"trunk": "shared"})
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench import plain
 
 from shoal.algos.a2c import A2C
 from shoal.algos.base import Seat
@@ -57,7 +58,7 @@ def world(n=1, obs=(1,), action=TWO, **more):
 
 def learner(spec=None, net=None, kernels=False, **config):
     nets = NetConfig(**{"hidden": (), **(net or {})})
-    config = PPO.Config(**{**PLAIN, **config})
+    config = PPO.Config(**{**plain(PPO), **PLAIN, **config})
     a = PPO(Seat(spec or world(), ("agents",), config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     with torch.no_grad():
         for name, m in a.nets.items():

@@ -65,7 +65,7 @@ def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None,
         wanted |= {"critic_slices": 16, "target_every": 16}
         del wanted["every"], wanted["batch"]
     elif "every" in known:
-        wanted["lr"] = 3e-3
+        wanted |= {"lr": 3e-3, "target_tau": 1.0, "huber": 1.0, "n_step": 1, "epsilon_keep": 0.0, "grad_clip": 10.0}
     hidden = (32,)
     if "critics" in known:  # targets that follow smoothly, and critics that take products of what is seen and what is done
         wanted |= {"target_every": 1, "target_tau": 0.05}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench import plain
 
 from shoal.algos.base import Seat
 from shoal.algos.sac import SAC
@@ -88,7 +89,7 @@ def learner(spec=None, net=None, kernels=False, logits=None, **config):
     spec = spec or world()
     nets = NetConfig(**{"hidden": (), **(net or {})})
     groups = tuple(g.name for g in spec.groups)
-    config = SAC.Config(**{**PLAIN, **config})
+    config = SAC.Config(**{**plain(SAC), **PLAIN, **config})
     a = SAC(Seat(spec, groups, config, nets, torch.Generator().manual_seed(0), kernels=kernels))
     if nets.memory == "none":
         box, body = isinstance(a.space, Box), a.actor.body
@@ -1027,7 +1028,7 @@ BLIND = [  # actions, whether pay is common, whether they take turns, settings, 
 def test_who_does_not_act_is_in_no_loss_and_no_statistic(action, common, turns, config, net):
     """Whatever the dead see, remember, do, would do and are paid, and those who wait do, the weights come out the same."""
     spec = world(3, action, mortal=True, common=common, turns=turns, obs=(5,))
-    nets, settings = NetConfig(**{"hidden": (8,), **net}), SAC.Config(**{**config, "chunk": 8, "burn_in": 2})
+    nets, settings = NetConfig(**{"hidden": (8,), **net}), SAC.Config(**{**plain(SAC), **config, "chunk": 8, "burn_in": 2})
     a, b = (SAC(Seat(spec, ("agents",), settings, nets, torch.Generator().manual_seed(0))) for _ in range(2))
     batch = lives(a)
     spoilt = tree_map(torch.clone, batch)

@@ -9,9 +9,9 @@ towards A + V. It is PPO with one epoch, one minibatch and so no ratio to clip (
 `ia2c` have a critic that sees an agent's own observation, `maa2c` one that sees the world.
 
 Its knobs are those of `algos/ppo.py`, less the ones of epochs, ratios and divergence: after one step there is nothing to
-clip, and so no `lr_schedule kl` either. Steps are few: it wants many rows and a larger `lr` (2e-3 with 1024 rows). Rollouts
-of five steps, which the papers have, are poor where all rows go through their episodes in step, as in the particle worlds:
-each update then sees one fifth of an episode alone (simple_spread, 50M steps: about -8 with 25 steps, -15 and worse with 5).
+clip, and so no `lr_schedule kl` either. Steps are few: it wants many of them, and a larger `lr`. Rollouts of five to ten
+steps are poor where all rows go through their episodes in step, as in the particle worlds: each update then sees one part of an
+episode alone (simple_spread, 50M steps: about -8 with 25 steps, -15 and worse with 5). Where episodes are long they are best.
 
 Metrics, for each group: those of `algos/ppo.py` but for kl, clip_fraction, kept; and
 
@@ -23,8 +23,12 @@ instead of RMSprop; advantages are normalised over the rollout unless `advantage
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor
 
+from shoal.algos import defaults
 from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
 from shoal.algos.samples import Samples
 from shoal.ops import losses
@@ -32,6 +36,13 @@ from shoal.ops import losses
 
 class A2C(OnPolicy):
     names = {"ia2c": {"critic": "own"}, "maa2c": {"critic": "world"}}
+
+    @dataclass(frozen=True)
+    class Config(OnPolicy.Config):
+        rules: ClassVar[defaults.Rules] = {**OnPolicy.Config.rules, "rollout": defaults.short_rollout, "lr": defaults.step_size}
+
+        rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 8
+        lr: float | None = None  # learning rate; none: 5e-3 of teams, 2e-3 of one agent
 
     def update(self, samples: Samples) -> Metrics:
         batch, metrics = self.prepare(samples)

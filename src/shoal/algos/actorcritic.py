@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from shoal.algos import defaults
 from shoal.algos.base import Acted, Seat, bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
@@ -48,6 +49,12 @@ class ActorCritic(OffPolicy, ABC):
 
     @dataclass(frozen=True)
     class Config(ReplayConfig):
+        rules: ClassVar[defaults.Rules] = {
+            **ReplayConfig.rules,
+            "random_steps": defaults.warm,
+            "noise_keep": defaults.noise_keep,
+        }
+
         critic: Scope = "own"  # what the critic sees: own observation and action, the team's or the world's
         critic_input: CriticInput = (
             "state"  # state: the world's, or else all observations; joined: all observations; agent: and its own
@@ -55,12 +62,12 @@ class ActorCritic(OffPolicy, ABC):
         others: Literal["buffer", "policy"] = "buffer"  # what others do, in the actor's loss: as they did, or as they would now
         critics: int = 1  # of which the lowest counts as the next value
         delay: int = 1  # updates of the critics for each of the actor and of the targets
-        random_steps: int = 5_000  # environment steps of uniformly random actions at the beginning
-        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
-        target_every: int = 1  # updates between those of the targets
-        target_tau: float = 0.01  # share by which they follow; 1: copied
-        huber: float | None = None  # errors of the critic beyond this count linearly; none: squared errors
-        lr: float = 1e-3  # learning rate
+        random_steps: int | None = (
+            None  # of uniformly random actions at the beginning; none: a twentieth of the run, at most 5,000
+        )
+        noise_keep: float | None = (
+            None  # continuous actions: correlation of exploration from step to step; none: by the horizon
+        )
         lr_critic: float | None = None  # learning rate of the critics; none: the same
         lr_critic_schedule: str | None = None  # as lr_schedule; none: the same
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from shoal.algos import defaults
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
@@ -58,15 +59,17 @@ class Replay:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Settings of all who learn."""
+    """Settings of all who learn. `rules`: those that follow from the world and the run, where nobody gave them."""
 
-    rollout: int = 25  # steps of every row between updates
-    gamma: float = 0.99  # discount
+    rules: ClassVar[defaults.Rules] = {"gamma": defaults.gamma}
+
+    rollout: int | None = 25  # steps of every row between updates
+    gamma: float | None = None  # discount; none: 0.95 where episodes last at most 50 steps, else 0.99
     time_limit: bool = True  # bootstrap where an episode was cut off; false: as if it had terminated
     after_death: AfterDeath = "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
     huber: float | None = None  # value errors beyond this count linearly; none: squared errors
-    lr: float = 5e-4  # learning rate
-    lr_schedule: str = "constant"  # linear, cosine, exponential, exponential:0.999/update or /step, module:Class
+    lr: float | None = 5e-4  # learning rate
+    lr_schedule: str = "linear"  # constant, linear, cosine, exponential, exponential:0.999/update or /step, module:Class
     lr_last: float = 0.0  # share of the learning rate that its schedule ends at
     weight_decay: float = 0.0  # decoupled, as in AdamW
     grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
@@ -92,6 +95,7 @@ class Seat:
     generator: torch.Generator  # for first weights, on the CPU: the same on every device
     device: torch.device | str = "cpu"
     kernels: bool = False  # take Shoal's own kernels wherever there is one
+    steps: int = 1_000_000  # environment steps of the run
 
 
 class Acted(NamedTuple):
@@ -111,6 +115,7 @@ class Algorithm(nn.Module, ABC):
     learns: ClassVar[bool] = True
     greedy: ClassVar[bool] = True  # evaluated without noise; else it draws there as well
     unit: ClassVar[Literal["group", "team"]] = "group"  # what one instance plays; groups of a team may have unlike spaces
+    net_defaults: ClassVar[dict[str, Any]] = {}  # of `NetConfig`, where nobody says otherwise
 
     value_metric: ClassVar[str | None] = None  # of its metrics the mean value of actions taken, in units of `samples.reward`
 
@@ -127,7 +132,8 @@ class Algorithm(nn.Module, ABC):
 
     def __init__(self, seat: Seat):
         super().__init__()
-        spec, groups, config = seat.spec, seat.groups, seat.config
+        spec, groups = seat.spec, seat.groups
+        config = defaults.filled(seat.config, spec, groups, seat.steps)
         fits(type(self), spec, groups)
         if self.learns and not isinstance(config, LearnerConfig):
             raise UserError(

@@ -57,11 +57,12 @@ Departures from the papers: rows step together, and the ratio of updates counts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from shoal.algos import defaults
 from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
 from shoal.algos.base import Seat, bounded
 from shoal.algos.samples import Samples
@@ -80,9 +81,11 @@ class DDPG(ActorCritic):
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
+        rules: ClassVar[defaults.Rules] = {**ActorCritic.Config.rules, "noise_steps": defaults.half}
+
         noise: float = 0.2  # exploration at first: deviation of what is added to continuous actions; share of random choices
         noise_last: float = 0.05  # and at last
-        noise_steps: int = 500_000  # environment steps until then; flat from there on
+        noise_steps: int | None = None  # environment steps until then; flat from there on; none: half of the run
         noise_schedule: str = "linear"  # constant, linear, cosine, exponential, or module:Class
         gumbel: float = 1.0  # temperature of the relaxation that gradients of discrete actions go through
         regularise: float = 1e-3  # weight of the squares of the actor's outputs, before tanh or softmax

@@ -9,14 +9,8 @@ Metrics, for each group: those of `algos/ddqn.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shoal.algos.ddqn import DDQN
 
 
 class IQL(DDQN):
     names = {}
-
-    @dataclass(frozen=True)
-    class Config(DDQN.Config):
-        gamma: float = 0.95  # discount

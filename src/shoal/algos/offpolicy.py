@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from shoal.algos import defaults
 from shoal.algos.base import Algorithm, LearnerConfig, Replay, bounded
 from shoal.algos.samples import Samples
 from shoal.nets.norm import Running
@@ -24,20 +26,27 @@ from shoal.tree import cat_groups
 class ReplayConfig(LearnerConfig):
     """Settings of all who learn from a replay."""
 
+    rules: ClassVar[defaults.Rules] = {
+        **LearnerConfig.rules,
+        "every": defaults.every,
+        "learning_starts": defaults.warm,
+    }
+
     rollout: int = 4  # steps of every row between updates
-    every: float = 16  # environment steps, all rows counted, for each update
+    every: float | None = None  # environment steps, all rows counted, for each update; none: 100k updates a run, from 1 to 25
     batch: int = 256  # sequences (without memory: single transitions) an update
     capacity: int = 500_000  # environment steps that are remembered
-    learning_starts: int = 5_000  # environment steps before the first update
+    learning_starts: int | None = None  # environment steps before the first update; none: a twentieth of the run, at most 5,000
     chunk: int | None = None  # steps of a sequence that are learnt from; none: 1, with memory 16
     burn_in: int | None = None  # steps before them that only bring memory up to date; none: 0, with memory 4
-    n_step: int = 1  # rewards before values take over
+    n_step: int | None = 1  # rewards before values take over
     prioritised: bool = False  # draw what was predicted badly more often
     priority: float = 0.6  # exponent of priorities; 0 is even
     priority_weight: float = 0.4  # first exponent of the importance weights; 1 at the run's end
-    target_every: int = 200  # updates between those of the target
-    target_tau: float = 1.0  # share by which it follows; 1: copied
-    huber: float | None = 1.0  # errors beyond this count linearly; none: squared errors
+    target_every: int = 1  # updates between those of the target
+    target_tau: float = 0.01  # share by which it follows; 1: copied
+    lr: float = 1e-3  # learning rate
+    grad_clip: float | None = None  # norm beyond which gradients are scaled down; none: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +57,8 @@ class ReplayConfig(LearnerConfig):
 
 class OffPolicy(Algorithm, ABC):
     """Learns from sequences of a replay."""
+
+    net_defaults: ClassVar[dict[str, Any]] = {"hidden": (128, 128), "activation": "relu"}
 
     def set_feed(self) -> None:
         """The lengths of sequences, and the feed that follows from the settings."""

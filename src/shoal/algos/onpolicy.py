@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from shoal.algos import defaults
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat, bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.optimiser import Optimiser
@@ -72,18 +73,27 @@ class Minibatch:
 class OnPolicy(Algorithm, ABC):
     @dataclass(frozen=True)
     class Config(LearnerConfig):
-        rollout: int = 25  # steps between updates
+        rules: ClassVar[defaults.Rules] = {
+            **LearnerConfig.rules,
+            "rollout": defaults.rollout,
+            "entropy": defaults.entropy,
+            "noise_keep": defaults.noise_keep,
+        }
+
+        rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 128
         episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
         chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
         lam: float = 0.95  # GAE's lambda
-        entropy: float = 0.01  # weight of the entropy bonus
+        entropy: float | None = (
+            None  # weight of the entropy bonus; none: of choices 0.01, of teams 0.02; of continuous actions 0
+        )
         entropy_schedule: str = "constant"  # as lr_schedule, without kl
         entropy_last: float = 0.0  # share of the entropy weight that its schedule ends at
         value_weight: float = 1.0  # weight of the value loss
-        lr: float = 7e-4  # learning rate
+        lr: float | None = 1e-3  # learning rate
         lr_critic: float | None = None  # learning rate of the critic; none: the same
         lr_schedule: str = (
-            "constant"  # linear, cosine, exponential, exponential:0.999/update or /step, kl, kl:0.01, module:Class
+            "linear"  # constant, linear, cosine, exponential, exponential:0.999/update or /step, kl, kl:0.01, module:Class
         )
         grad_clip: float | None = 0.5  # norm beyond which gradients are scaled down; none: never
         random_steps: int = 0  # environment steps of uniformly random actions at the beginning
@@ -98,7 +108,9 @@ class OnPolicy(Algorithm, ABC):
         normalise_value: bool = True  # the critic learns returns of mean 0 and deviation 1
         squash: bool = False  # continuous actions: tanh into the bounds; else they are clipped
         log_std: float = 0.0  # continuous actions: log of the first standard deviation
-        noise_keep: float = 0.0  # continuous actions: correlation of exploration with that of the step before
+        noise_keep: float | None = (
+            None  # continuous actions: correlation of exploration from step to step; none: by the horizon
+        )
 
         def __post_init__(self) -> None:
             super().__post_init__()

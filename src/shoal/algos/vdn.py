@@ -15,8 +15,6 @@ Metrics, for each group: those of `algos/ddqn.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -27,10 +25,6 @@ from shoal.spec import Frame
 class VDN(DDQN):
     names = {}
     reward, turns, unit = "common", False, "team"
-
-    @dataclass(frozen=True)
-    class Config(DDQN.Config):
-        gamma: float = 0.95  # discount
 
     def joint(self, q: Tensor, active: Tensor | None, frame: Frame, target: bool) -> Tensor:
         q = q if active is None else torch.where(active, q, 0)

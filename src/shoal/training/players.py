@@ -15,13 +15,14 @@ import torch
 
 from shoal.algos.base import Algorithm, Replay, Rollout, Seat
 from shoal.algos.optimiser import Optimiser
+from shoal.flags import build
 from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
 from shoal.training import checkpoint, trust
 from shoal.training.collect import Players
 from shoal.training.run import Run
 from shoal.training.seeds import generator
-from shoal.training.settings import Resolved, Settings, check_groups, group_config, seats
+from shoal.training.settings import Resolved, RunConfig, Settings, check_groups, group_config, seats
 
 SELF = "the run itself"
 
@@ -134,7 +135,8 @@ def _make(
     for other in groups[1:]:
         if group_config(settings, entry, other) != (config, net):
             raise UserError(f"one {entry.id} plays {' and '.join(groups)}: settings of one group alone do not go with it.")
-    algorithm = entry.load()(Seat(spec, groups, config, net, generator(seed, "nets", *groups), device, kernels))
+    steps = build(RunConfig, {k: v for k, v in settings.run.items() if k == "steps"}, "run").steps
+    algorithm = entry.load()(Seat(spec, groups, config, net, generator(seed, "nets", *groups), device, kernels, steps))
     algorithm.id = str(entry.path) if entry.module.startswith("shoal_user_") else entry.id
     return algorithm
 

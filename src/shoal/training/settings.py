@@ -253,9 +253,8 @@ def group_config(settings: Settings, entry: Entry, group: str) -> tuple[Any, Net
         everyone = {k: v for k, v in everyone.items() if k in {f.name for f in dataclasses.fields(cls)}}
     known = {**entry.settings, **recorded.get("algo", {})}
     config = build(cls, {**known, **everyone, **own.get("algo", {})}, f"algo ({group})")
-    return config, build(
-        NetConfig, {**recorded.get("net", {}), **settings.section("net"), **own.get("net", {})}, f"net ({group})"
-    )
+    nets = {**entry.load().net_defaults, **recorded.get("net", {}), **settings.section("net"), **own.get("net", {})}
+    return config, build(NetConfig, nets, f"net ({group})")
 
 
 # --- from flags ------------------------------------------------------------------------------------------------------

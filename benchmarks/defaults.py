@@ -1,0 +1,275 @@
+"""The suite that the defaults are judged by: every algorithm, without a flag, on every task that it takes.
+
+    python benchmarks/defaults.py run --out runs.jsonl --seeds 3-7 --jobs 2      train and play; what is there is not run again
+    python benchmarks/defaults.py table runs.jsonl              scores by task and algorithm
+    python benchmarks/defaults.py show                                           tasks, budgets, scales
+
+A run is `shoal train ALGO TASK --steps N --seed S` with the task's own words (`--net.memory gru` where there is something to
+remember), and nothing else. What counts is its last checkpoint, played for 1,000 episodes from seeds that training never saw;
+the best one is played on the same seeds, and a last one far below it is a defect of the defaults. Scores are normalised: 0 is
+what random actions get, 1 the best known, which `TASKS` names with its source. Seeds 0 to 2 chose the defaults, 3 to 7 confirm
+them; tasks that are `held_out` were fixed before anything was chosen, and are looked at once, at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+VALUES = ("dqn", "ddqn", "iql", "vdn", "qmix")
+ACTORS = ("ddpg", "td3", "sac", "maddpg", "matd3", "masac")
+POLICIES = ("a2c", "maa2c", "ppo", "ippo", "mappo", "coma")
+ALGORITHMS = (*VALUES, *ACTORS, *POLICIES)
+LONE = ("dqn", "ddqn", "ddpg", "td3", "sac", "a2c", "ppo")  # of one agent these; of teams all but dqn, ddqn, ppo
+TEAMS = ("iql", "vdn", "qmix", "coma", "ddpg", "td3", "sac", "maddpg", "matd3", "masac", "a2c", "maa2c", "ippo", "mappo")
+DISCRETE_ALONE = ("dqn", "ddqn", "iql", "vdn", "qmix", "coma")
+
+
+@dataclass(frozen=True)
+class Task:
+    words: str  # the environment and the task's own words
+    metric: str
+    random: float  # measured over 1,000 episodes of random actions
+    best: float
+    source: str  # who reached `best`
+    replay: int  # environment steps for those who learn from a replay
+    rollout: int  # and for those who learn from what just happened
+    continuous: bool = False
+    teams: bool = False
+    held_out: bool = False
+    episodes: int = 1000
+
+    def takes(self, algorithm: str) -> bool:
+        if self.continuous and algorithm in DISCRETE_ALONE:
+            return False
+        return algorithm in (TEAMS if self.teams else LONE)
+
+    def steps(self, algorithm: str) -> int:
+        return self.rollout if algorithm in POLICIES else self.replay
+
+
+AGENTS = "return/agents"
+GRU = "--net.memory gru"
+TASKS = {
+    "cartpole": Task("CartPole-v1", AGENTS, 22, 500, "the most there is", 300_000, 300_000),
+    "acrobot": Task("Acrobot-v1", AGENTS, -499, -73, "rl-baselines3-zoo", 200_000, 500_000),
+    "mountain-car": Task("MountainCar-v0", AGENTS, -200, -101, "rl-baselines3-zoo", 300_000, 1_000_000),
+    "pendulum": Task("Pendulum-v1", AGENTS, -1225, -145, "Shoal", 50_000, 300_000, continuous=True),
+    "mountain-car-continuous": Task(
+        "MountainCarContinuous-v0", AGENTS, -33, 95, "rl-baselines3-zoo", 100_000, 300_000, continuous=True
+    ),
+    "lunar-lander": Task("LunarLander-v3", AGENTS, -180, 270, "Shoal", 500_000, 500_000),
+    "spread": Task("simple_spread", AGENTS, -26, -7.0, "Shoal, HARL", 1_000_000, 2_000_000, teams=True),
+    "spread-continuous": Task(
+        "simple_spread --env.actions continuous", AGENTS, -26, -7.6, "Shoal", 1_000_000, 2_000_000, continuous=True, teams=True
+    ),
+    "speaker-listener": Task(
+        "simple_speaker_listener", "return/listener", -41, -7.9, "an oracle", 1_000_000, 2_000_000, teams=True
+    ),
+    "reference": Task("simple_reference", AGENTS, -40, -9, "Shoal", 1_000_000, 2_000_000, teams=True),
+    "tag": Task("simple_tag --team.agent random", "return/adversary", 1.5, 40, "Shoal", 1_000_000, 2_000_000, teams=True),
+    "adversary": Task(
+        "simple_adversary --team.adversary random", "return/agent", 2, 15, "Shoal", 1_000_000, 2_000_000, teams=True
+    ),
+    "foraging": Task("lbforaging/Foraging-8x8-2p-3f-v3", AGENTS, 0.0, 0.5, "the most there is", 500_000, 1_000_000, teams=True),
+    "matrix": Task("probe_matrix --env.payoff penalty", AGENTS, -6, 10, "the most there is", 20_000, 50_000, teams=True),
+    "memory": Task(f"probe_memory {GRU}", AGENTS, 0, 1, "the most there is", 100_000, 200_000),
+    "taxi": Task("gymnasium/Taxi-v3", AGENTS, -770, 8, "", 500_000, 1_000_000, held_out=True),
+    "bipedal-walker": Task(
+        "gymnasium/BipedalWalker-v3", AGENTS, -100, 320, "", 300_000, 1_000_000, continuous=True, held_out=True
+    ),
+    "line": Task("simple_line", AGENTS, 0, 0, "", 1_000_000, 2_000_000, teams=True, held_out=True),
+    "treasure": Task("collect_treasure", AGENTS, 0, 0, "", 1_000_000, 2_000_000, teams=True, held_out=True),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    algorithm: str
+    task: str
+    seed: int
+    words: str = ""  # flags that stand in for defaults, while they are chosen
+    steps: int | None = None
+    episodes: int | None = None
+    device: str = "cpu"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.algorithm, self.task, self.seed, self.words, self.steps or TASKS[self.task].steps(self.algorithm)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train, then play the last and the best checkpoint on the same fresh seeds."""
+    import torch
+
+    import shoal
+    from shoal import api
+    from shoal.training.settings import from_flags
+
+    torch.set_num_threads(1)
+    task, folder, began = TASKS[job.task], Path(tempfile.mkdtemp(prefix="defaults-")), time.perf_counter()
+    steps = job.steps or task.steps(job.algorithm)
+    environment, *own = task.words.split()
+    words = [*own, *job.words.split(), "--steps", str(steps), "--seed", str(job.seed), "--out", str(folder / "run")]
+    words += ["--quiet", "--threads", "1", "--device", job.device, "--log.tensorboard", "false", "--save.keep", "0"]
+    flags: dict[str, str | None] = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:]
+            flags[name] = None
+        else:
+            flags[name] = word
+    if "/" in task.words or "Lunar" in task.words:
+        flags.setdefault("env.workers", "0")  # a core is all that a run has
+    try:
+        done, _ = api.start(from_flags(job.algorithm, environment, flags))
+        seconds = time.perf_counter() - began
+        lines = done.evaluations()
+        best_step = max((line for line in lines), key=lambda line: line[task.metric])["step"]
+        played = {}
+        for checkpoint in ("last", "best"):
+            if checkpoint == "best" and (best_step == lines[-1]["step"] or not (done.checkpoints / "best.pt").exists()):
+                played["best"] = played["last"]
+                continue
+            episodes = shoal.evaluate(
+                done, job.episodes or task.episodes, seed=900_000 + job.seed, checkpoint=checkpoint, device=job.device
+            )
+            x = episodes.returns[task.metric.removeprefix("return/")].double().mean(-1)
+            played[checkpoint] = [float(x.mean()), 1.96 * float(x.std()) / math.sqrt(len(x))]
+        curve = [round(line[task.metric], 3) for line in lines]
+        return {**vars(job), "steps": steps, "seconds": round(seconds), **played, "best_step": best_step, "curve": curve}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_all(jobs: list[Job], out: Path, processes: int, limit: float) -> None:
+    known = {tuple(r["key"]) for r in read(out)} if out.exists() else set()
+    todo = sorted({j for j in jobs if j.key not in known}, key=lambda j: (j.seed, -cost(j)))
+    began = time.perf_counter()
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        futures = {pool.submit(run, j): j for j in todo}
+        try:
+            for future in as_completed(futures, timeout=limit):
+                job = futures[future]
+                try:
+                    result = {"key": job.key, **future.result()}
+                except Exception as e:  # a run that failed is a result as well
+                    result = {"key": job.key, **vars(job), "error": f"{type(e).__name__}: {e}"}
+                with out.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+                last = result.get("last", [math.nan])[0]
+                print(
+                    f"{time.perf_counter() - began:5.0f} s {job.algorithm:7} {job.task:24} {job.seed} {last:9.2f} "
+                    f"best {result.get('best', [math.nan])[0]:9.2f} {result.get('seconds', 0):4} s  {job.words} {result.get('error', '')}",
+                    flush=True,
+                )
+        except TimeoutError:
+            print("the time is up", flush=True)
+            for process in list(pool._processes.values()):
+                process.kill()
+            os._exit(0)
+
+
+def cost(job: Job) -> float:
+    """Which take long, roughly: those begin first."""
+    steps = job.steps or TASKS[job.task].steps(job.algorithm)
+    return steps * (1 if job.algorithm in POLICIES else 5)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def normalised(task: Task, score: float) -> float:
+    return (score - task.random) / (task.best - task.random)
+
+
+def numbers(text: str) -> list[int]:
+    first, _, last = text.partition("-")
+    return [int(x) for x in text.split(",")] if "," in text else list(range(int(first), int(last or first) + 1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("run")
+    verb.add_argument("--out", required=True)
+    verb.add_argument("--algos", default=",".join(ALGORITHMS))
+    verb.add_argument("--tasks", default=",".join(k for k, t in TASKS.items() if not t.held_out))
+    verb.add_argument("--seeds", default="0-2")
+    verb.add_argument("--jobs", type=int, default=2)
+    verb.add_argument("--with", dest="words", default="", help="flags that stand in for defaults, while they are chosen")
+    verb.add_argument("--steps", type=int)
+    verb.add_argument("--episodes", type=int)
+    verb.add_argument("--device", default="cpu")
+    verb.add_argument("--limit", type=float, default=1e9, help="seconds after which no more is waited for")
+    verb.add_argument("--list", help="a file of jobs: ALGO TASK SEEDS [FLAGS], a line each")
+    verb = verbs.add_parser("table")
+    verb.add_argument("files", nargs="+")
+    verbs.add_parser("show")
+    args = parser.parse_args()
+    if args.verb == "show":
+        for name, t in TASKS.items():
+            print(
+                f"{name:24} {t.words:50} {t.metric:16} {t.random:8} to {t.best:6} ({t.source}), {t.replay:,} / {t.rollout:,} steps"
+            )
+        return 0
+    if args.verb == "table":
+        for path in args.files:
+            print_table(read(Path(path)))
+        return 0
+    jobs = []
+    if args.list:
+        for line in Path(args.list).read_text().splitlines():
+            if line.strip() and not line.startswith("#"):
+                algorithm, task, seeds, *words = line.split(maxsplit=3)
+                for a in algorithm.split(","):
+                    for t in task.split(","):
+                        jobs += [
+                            Job(a, t, s, *words, steps=args.steps, episodes=args.episodes, device=args.device)
+                            for s in numbers(seeds)
+                        ]
+    else:
+        for a in args.algos.split(","):
+            for t in args.tasks.split(","):
+                if TASKS[t].takes(a):
+                    jobs += [Job(a, t, s, args.words, args.steps, args.episodes, args.device) for s in numbers(args.seeds)]
+    run_all(jobs, Path(args.out), args.jobs, args.limit)
+    return 0
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    """Scores by algorithm, task and flags: last, normalised, of all seeds; and how far the best is above."""
+    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for r in results:
+        cells.setdefault((r["task"], r["algorithm"], r["words"]), []).append(r)
+    for (task, algorithm, words), rs in sorted(cells.items()):
+        good = [r for r in rs if "last" in r]
+        if not good:
+            print(f"{task:24} {algorithm:7} {rs[0].get('error')}")
+            continue
+        last, best = ([r[k][0] for r in good] for k in ("last", "best"))
+        mean = statistics.mean(last)
+        n = normalised(TASKS[task], mean) if TASKS[task].best != TASKS[task].random else math.nan
+        print(
+            f"{task:24} {algorithm:7} {n:6.2f}  {mean:8.2f} [{' '.join(f'{x:.1f}' for x in last)}] best [{' '.join(f'{x:.1f}' for x in best)}] "
+            f"{max(r['seconds'] for r in good)} s  {words}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
