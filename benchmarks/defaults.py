@@ -171,10 +171,11 @@ def run_all(jobs: list[Job], out: Path, processes: int, limit: float) -> None:
                     result = {"key": job.key, **vars(job), "error": f"{type(e).__name__}: {e}"}
                 with out.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-                last = result.get("last", [math.nan])[0]
+                last, best = (result.get(k, [math.nan])[0] for k in ("last", "best"))
+                took, error = result.get("seconds", 0), result.get("error", "")
                 print(
                     f"{time.perf_counter() - began:5.0f} s {job.algorithm:7} {job.task:24} {job.seed} {last:9.2f} "
-                    f"best {result.get('best', [math.nan])[0]:9.2f} {result.get('seconds', 0):4} s  {job.words} {result.get('error', '')}",
+                    f"best {best:9.2f} {took:4} s  {job.words} {error}",
                     flush=True,
                 )
         except TimeoutError:
@@ -224,9 +225,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.verb == "show":
         for name, t in TASKS.items():
-            print(
-                f"{name:24} {t.words:50} {t.metric:16} {t.random:8} to {t.best:6} ({t.source}), {t.replay:,} / {t.rollout:,} steps"
-            )
+            bounds, steps = f"{t.random:8} to {t.best:6} ({t.source})", f"{t.replay:,} / {t.rollout:,} steps"
+            print(f"{name:24} {t.words:50} {t.metric:16} {bounds}, {steps}")
         return 0
     if args.verb == "table":
         for path in args.files:
@@ -265,10 +265,9 @@ def print_table(results: list[dict[str, Any]]) -> None:
         last, best = ([r[k][0] for r in good] for k in ("last", "best"))
         mean = statistics.mean(last)
         n = normalised(TASKS[task], mean) if TASKS[task].best != TASKS[task].random else math.nan
-        print(
-            f"{task:24} {algorithm:7} {n:6.2f}  {mean:8.2f} [{' '.join(f'{x:.1f}' for x in last)}] best [{' '.join(f'{x:.1f}' for x in best)}] "
-            f"{max(r['seconds'] for r in good)} s  {words}"
-        )
+        lasts, bests = (" ".join(f"{x:.1f}" for x in xs) for xs in (last, best))
+        took = max(r["seconds"] for r in good)
+        print(f"{task:24} {algorithm:7} {n:6.2f}  {mean:8.2f} [{lasts}] best [{bests}] {took} s  {words}")
 
 
 if __name__ == "__main__":
