@@ -1,14 +1,15 @@
 """The suite that the defaults are judged by: every algorithm, without a flag, on every task that it takes.
 
-    python benchmarks/defaults.py run --out runs.jsonl --seeds 3-7 --jobs 2      train and play; what is there is not run again
-    python benchmarks/defaults.py table runs.jsonl              scores by task and algorithm
-    python benchmarks/defaults.py show                                           tasks, budgets, scales
+    python benchmarks/defaults.py run --seeds 3-7 --jobs 2      train and play; what is there is not run again
+    python benchmarks/defaults.py table                         scores by task and algorithm
+    python benchmarks/defaults.py show                          tasks, budgets, scales
 
 A run is `shoal train ALGO TASK --steps N --seed S` with the task's own words (`--net.memory gru` where there is something to
 remember), and nothing else. What counts is its last checkpoint, played for 1,000 episodes from seeds that training never saw;
 the best one is played on the same seeds, and a last one far below it is a defect of the defaults. Scores are normalised: 0 is
 what random actions get, 1 the best known, which `TASKS` names with its source. Seeds 0 to 2 chose the defaults, 3 to 7 confirm
-them; tasks that are `held_out` were fixed before anything was chosen, and are looked at once, at the end.
+them; tasks that are `held_out` were fixed before anything was chosen, and are looked at once, at the end. Results are a line a
+run in `benchmarks/results/defaults.jsonl`; `make readme` puts them into docs/defaults.md. Seconds are those of a processor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+RESULTS = Path(__file__).parent / "results" / "defaults.jsonl"
 
 VALUES = ("dqn", "ddqn", "iql", "vdn", "qmix")
 ACTORS = ("ddpg", "td3", "sac", "maddpg", "matd3", "masac")
@@ -121,7 +122,7 @@ def run(job: Job) -> dict[str, Any]:
     from shoal.training.settings import from_flags
 
     torch.set_num_threads(1)
-    task, folder, began = TASKS[job.task], Path(tempfile.mkdtemp(prefix="defaults-")), time.perf_counter()
+    task, folder, began = TASKS[job.task], Path(tempfile.mkdtemp(prefix="defaults-")), time.process_time()
     steps = job.steps or task.steps(job.algorithm)
     environment, *own = task.words.split()
     words = [*own, *job.words.split(), "--steps", str(steps), "--seed", str(job.seed), "--out", str(folder / "run")]
@@ -137,7 +138,7 @@ def run(job: Job) -> dict[str, Any]:
         flags.setdefault("env.workers", "0")  # a core is all that a run has
     try:
         done, _ = api.start(from_flags(job.algorithm, environment, flags))
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         lines = done.evaluations()
         best_step = max((line for line in lines), key=lambda line: line[task.metric])["step"]
         played = {}
@@ -196,7 +197,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def normalised(task: Task, score: float) -> float:
-    return (score - task.random) / (task.best - task.random)
+    return (score - task.random) / (task.best - task.random) if task.best != task.random else math.nan
 
 
 def numbers(text: str) -> list[int]:
@@ -208,7 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("run")
-    verb.add_argument("--out", required=True)
+    verb.add_argument("--out", type=Path, default=RESULTS)
     verb.add_argument("--algos", default=",".join(ALGORITHMS))
     verb.add_argument("--tasks", default=",".join(k for k, t in TASKS.items() if not t.held_out))
     verb.add_argument("--seeds", default="0-2")
@@ -220,7 +221,7 @@ def main() -> int:
     verb.add_argument("--limit", type=float, default=1e9, help="seconds after which no more is waited for")
     verb.add_argument("--list", help="a file of jobs: ALGO TASK SEEDS [FLAGS], a line each")
     verb = verbs.add_parser("table")
-    verb.add_argument("files", nargs="+")
+    verb.add_argument("file", nargs="?", type=Path, default=RESULTS)
     verbs.add_parser("show")
     args = parser.parse_args()
     if args.verb == "show":
@@ -229,8 +230,8 @@ def main() -> int:
             print(f"{name:24} {t.words:50} {t.metric:16} {bounds}, {steps}")
         return 0
     if args.verb == "table":
-        for path in args.files:
-            print_table(read(Path(path)))
+        for row in [COLUMNS, *rows(read(args.file))]:
+            print("| " + " | ".join(row) + " |")
         return 0
     jobs = []
     if args.list:
@@ -248,26 +249,38 @@ def main() -> int:
             for t in args.tasks.split(","):
                 if TASKS[t].takes(a):
                     jobs += [Job(a, t, s, args.words, args.steps, args.episodes, args.device) for s in numbers(args.seeds)]
-    run_all(jobs, Path(args.out), args.jobs, args.limit)
+    run_all(jobs, args.out, args.jobs, args.limit)
     return 0
 
 
-def print_table(results: list[dict[str, Any]]) -> None:
-    """Scores by algorithm, task and flags: last, normalised, of all seeds; and how far the best is above."""
-    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+COLUMNS = ("task", "algorithm", "steps", "score", "share", "least", "below its best", "seeds", "seconds")
+
+
+def rows(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """By task, algorithm, budget and flags: the last checkpoint's mean over seeds with its 95 % interval, as a share of the way
+    from random to the best known, that of the worst seed, and how much of that way the best checkpoint was above the last."""
+    import torch
+
+    from shoal.training.ending import mean_and_interval
+
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in results:
-        cells.setdefault((r["task"], r["algorithm"], r["words"]), []).append(r)
-    for (task, algorithm, words), rs in sorted(cells.items()):
-        good = [r for r in rs if "last" in r]
-        if not good:
-            print(f"{task:24} {algorithm:7} {rs[0].get('error')}")
+        cells.setdefault((list(TASKS).index(r["task"]), r["algorithm"], r["key"][4], r["words"]), []).append(r)
+    out = []
+    for (at, algorithm, steps, words), rs in sorted(cells.items()):
+        name, task = list(TASKS.items())[at]
+        if failed := [r["error"] for r in rs if "error" in r]:
+            out.append((name, algorithm, f"{steps:,}", failed[0], *[""] * 5))
             continue
-        last, best = ([r[k][0] for r in good] for k in ("last", "best"))
-        mean = statistics.mean(last)
-        n = normalised(TASKS[task], mean) if TASKS[task].best != TASKS[task].random else math.nan
-        lasts, bests = (" ".join(f"{x:.1f}" for x in xs) for xs in (last, best))
-        took = max(r["seconds"] for r in good)
-        print(f"{task:24} {algorithm:7} {n:6.2f}  {mean:8.2f} [{lasts}] best [{bests}] {took} s  {words}")
+        last, best = (torch.tensor([r[k][0] for r in rs]) for k in ("last", "best"))
+        mean, half = mean_and_interval(last)
+        shares = [normalised(task, x) for x in (mean, float(last.min()), mean + float((best - last).mean()))]
+        score = f"{mean:.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
+        share, least, highest = (f"{x:.2f}" if math.isfinite(x) else "" for x in shares)
+        fall = f"{max(shares[2] - shares[0], 0):.2f}" if highest else ""
+        took = f"{max(r['seconds'] for r in rs)}"
+        out.append((name, f"{algorithm} {words}".strip(), f"{steps:,}", score, share, least, fall, str(len(rs)), took))
+    return out
 
 
 if __name__ == "__main__":
