@@ -152,7 +152,8 @@ def run(job: Job) -> dict[str, Any]:
             x = episodes.returns[task.metric.removeprefix("return/")].double().mean(-1)
             played[checkpoint] = [float(x.mean()), 1.96 * float(x.std()) / math.sqrt(len(x))]
         curve = [round(line[task.metric], 3) for line in lines]
-        return {**vars(job), "steps": steps, "seconds": round(seconds), **played, "best_step": best_step, "curve": curve}
+        ended = {"best_step": best_step, "remarks": done.remarks, "curve": curve}
+        return {**vars(job), "steps": steps, "seconds": round(seconds), **played, **ended}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -24,6 +24,7 @@ BLOCKS = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.+?)```", (ROOT / "
 GAMMA = 0.9
 LONG = {"rollout": 16, "lr": 1e-2, "lr_schedule": "linear", "gamma": GAMMA, "entropy": 0.005}
 REPLAY = {"every": 32, "batch": 128, "capacity": 20_000, "learning_starts": 1_000, "epsilon_steps": 30_000, "target_every": 50}
+REPLAY |= {"target_tau": 1.0, "huber": 1.0, "n_step": 1, "epsilon_keep": 0.0}
 PROBES = [  # world, its settings, settings of the nets
     ("probe_deaths", {}, {}),
     ("probe_turns", {}, {}),
@@ -92,7 +93,7 @@ def test_probes(mine, name, env, config, net):
     if name == "hysteretic.py" and net:
         algo |= {"chunk": 8, "burn_in": 1, "batch": 64}
     rounds = 200
-    sections = {"algo": algo, "net": {"hidden": (32,), **net}, "env": config}
+    sections = {"algo": algo, "net": {"hidden": (32,), "activation": "tanh", **net}, "env": config}
     run = {"envs": 32, "steps": rounds * 16 * 32, "quiet": True}
     loop = Loop(resolve(Settings(str(mine / name), env, run, sections)))
     for k in range(1, rounds + 1):

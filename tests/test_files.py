@@ -238,7 +238,7 @@ def test_any_name_is_listed_as_it_is(capsys, run, tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "env": "[/x]"}))
     assert main(["runs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "br/[old] " in out
+    assert "\n[old] " in out
     assert "[/x]" in out
     assert "other\\x1b[2J" in out
 

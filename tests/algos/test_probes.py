@@ -67,11 +67,12 @@ def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None,
     elif "every" in known:
         wanted |= {"lr": 3e-3, "target_tau": 1.0, "huber": 1.0, "n_step": 1, "epsilon_keep": 0.0, "grad_clip": 10.0}
     hidden = (32,)
+    net = {"activation": "tanh", **(net or {})}  # of the zeros that probe_truncated shows relu makes zeros, for ever
     if "critics" in known:  # targets that follow smoothly, and critics that take products of what is seen and what is done
         wanted |= {"target_every": 1, "target_tau": 0.05}
         hidden = (64, 64)
     asked = {**{k: v for k, v in wanted.items() if k in known}, **(more or {})}
-    sections = {"algo": asked, "net": {"hidden": hidden, "memory_width": 32, **(net or {})}, "env": config}
+    sections = {"algo": asked, "net": {"hidden": hidden, "memory_width": 32, **net}, "env": config}
     run = {"envs": 32, "steps": iterations * 16 * 32, "quiet": True}
     if catalog("algos")[algo].load().reward == "common" and not make(env, 1, **config).spec.common:
         run["reward"] = "team-mean"

@@ -93,7 +93,7 @@ QUICK: dict[str, Any] = {
     "envs": 2,
     "quiet": True,
     "compile": "off",
-    "algo": {"rollout": 5, "epochs": 1, "minibatches": 1},
+    "algo": {"rollout": 5, "epochs": 1, "minibatches": 1, "lr_schedule": "constant"},
     "net": {"hidden": (4,)},
     "eval": {"every": 40, "episodes": 5},
     "log": {"tensorboard": False, "every": 20},

@@ -159,7 +159,7 @@ def test_train_log_records_the_model(tmp_path):
         "class PPO(OnPolicy)",
         "class OnPolicy(Algorithm, ABC)",
         "class Optimiser",
-        '"lr": 0.0007',
+        '"lr": 0.001',
         "state_size: [(18,)",
     ):
         assert part in text

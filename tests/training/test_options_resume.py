@@ -104,7 +104,7 @@ def each(option, values, env="simple_spread", algorithm="mappo", **beside):
     return [Case(option, v, env, algorithm, {k.replace("__", "."): x for k, x in beside.items()}) for v in values]
 
 
-SCHEDULES = ["linear", "cosine", "exponential", "exponential:0.9/update", "exponential:0.99/step", "{mine}/mine.py:Halving"]
+SCHEDULES = ["cosine", "exponential", "exponential:0.9/update", "exponential:0.99/step", "{mine}/mine.py:Halving"]
 CASES = [
     *each("algo.rollout", [5]),
     *each("algo.episodes", [1]),
@@ -117,13 +117,13 @@ CASES = [
     *each("algo.after_death", ["own"], "probe_leave"),
     *each("algo.after_death", ["team"], "probe_leave", algo__after_death="own", net__memory="gru"),
     *each("algo.entropy", [0.5]),
-    *each("algo.entropy_schedule", SCHEDULES),
+    *each("algo.entropy_schedule", ["linear", *SCHEDULES]),
     *each("algo.entropy_last", [0.5], algo__entropy_schedule="linear"),
     *each("algo.value_weight", [0.5]),
     *each("algo.huber", [0.1]),
     *each("algo.lr", [3e-3]),
     *each("algo.lr_critic", [3e-3]),
-    *each("algo.lr_schedule", [*SCHEDULES, "kl", "kl:0.01"]),
+    *each("algo.lr_schedule", ["constant", *SCHEDULES, "kl", "kl:0.01"]),
     *each("algo.lr_schedule", ["kl"], algo__lr_critic=3e-3),
     *each("algo.lr_last", [0.5], algo__lr_schedule="linear"),
     *each("algo.weight_decay", [0.1]),
@@ -191,7 +191,7 @@ CASES = [
     *each("net.precision", ["bf16"], "probe_image", net__memory="gru"),
     *each("net.module", ["{mine}/mine.py:Mine"]),
     *each("net.module", ["{mine}/mine.py:Mine"], "probe_deaths", net__memory="gru", algo__target_tau=0.1),
-    *each("algo.lr_schedule", ["linear"], algorithm="a2c"),
+    *each("algo.lr_schedule", ["constant"], algorithm="a2c"),
     *each("algo.lam", [0.9], algorithm="maa2c"),
     *each("algo.rollout", [5], algorithm="maa2c"),
     *each("algo.target_tau", [0.1], algorithm="maa2c", algo__critic_slices=2),
@@ -212,7 +212,7 @@ EVERYTHING = {
     "algo.entropy_last": 0.1,
     "algo.value_weight": 0.5,
     "algo.huber": 1.0,
-    "algo.lr": 1e-3,
+    "algo.lr": 2e-3,
     "algo.lr_critic": 2e-3,
     "algo.lr_schedule": "kl:0.01",
     "algo.weight_decay": 0.01,

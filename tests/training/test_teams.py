@@ -182,7 +182,7 @@ def test_order(camp):
 # --- settings ---
 
 
-@pytest.mark.parametrize("flag", ["--algo.speaker.lr 1e-3", "--net.listener.hidden 16", "--algo.listener.gamma 0.5"])
+@pytest.mark.parametrize("flag", ["--algo.speaker.lr 2e-3", "--net.listener.hidden 16", "--algo.listener.gamma 0.5"])
 @pytest.mark.parametrize("algorithm", TEAMS)
 def test_settings_of_one_group_alone_are_refused(capsys, tmp_path, algorithm, flag):
     err = refused(capsys, "train", algorithm, TALK, *flag.split(), "--out", tmp_path / "r")
@@ -199,9 +199,9 @@ def test_settings_that_are_the_same_for_all_of_them_are_not(tmp_path):
 
 
 def test_a_team_and_another_may_have_settings_of_their_own(camp, tmp_path):
-    run = train(tmp_path / "r", "qmix", camp, groups={"rival": {"algo": {"lr": 1e-3}, "net": {"hidden": (4,)}}})
+    run = train(tmp_path / "r", "qmix", camp, groups={"rival": {"algo": {"lr": 5e-4}, "net": {"hidden": (4,)}}})
     players = run.settings.players
-    assert [players[g]["algo"]["lr"] for g in ("scout", "rival", "medic")] == [5e-4, 1e-3, 5e-4]
+    assert [players[g]["algo"]["lr"] for g in ("scout", "rival", "medic")] == [1e-3, 5e-4, 1e-3]
     assert [tuple(players[g]["net"]["hidden"]) for g in ("scout", "rival", "medic")] == [(8,), (4,), (8,)]
 
 
