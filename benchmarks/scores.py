@@ -4,11 +4,11 @@
     python benchmarks/scores.py mappo-spread-20M    one of them
     python benchmarks/scores.py --show              what there is, with the commands
 
-Each is trained by the command line as anybody would, and then played greedily for 100 episodes from seeds that training never
-saw (`shoal eval`). Where two teams learn, each is also set against a random opponent. PPO's family has three seeds on the
-particle worlds, 0, 1 and 2 at once, and budgets for an H200; `--device cpu` takes hours. The value learners, COMA and the
-actor-critics with replay have two there, and minutes on two CPU cores. The others have one seed, and are for the CPU: Box2D and
-football are stepped there.
+Each is trained by the command line as anybody would, with seeds from 10 on, which no setting was chosen with; then its last
+checkpoint is played greedily for 1,000 episodes from seeds that training never saw (`shoal eval`). Where two teams learn, each
+is also set against a random opponent. PPO's family has three seeds on the particle worlds, at once, and budgets for an H200;
+`--device cpu` takes hours. The value learners, COMA and the actor-critics with replay have two there, and minutes on two CPU
+cores. The others have one seed, and are for the CPU: Box2D and football are stepped there.
 `make readme` puts the results into docs/scores.md, and five of them into README.md. Standard library only.
 """
 
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "scores.json"
-EPISODES = 100
+EPISODES = 1000
+FIRST_SEED = 10
 COMMON = "--algo.lr-schedule linear --algo.entropy 0.01 --algo.gamma 0.95 --eval.episodes 400"
 
 
@@ -295,25 +296,27 @@ def measure(name: str, device: str, folder: Path) -> dict[str, Any]:
     score, out = SCORES[name], folder / name
     quick = ["--device", device, "--log.tensorboard", "false", "--quiet"]
     several = ["--seeds", str(score.seeds)] if score.seeds > 1 else []
-    shoal(["train", *score.train.split(), *several, "--out", str(out), *quick])
-    runs_at = [out / f"seed{seed}" if several else out for seed in range(score.seeds)]
+    seeds = range(FIRST_SEED, FIRST_SEED + score.seeds)
+    shoal(["train", *score.train.split(), "--seed", str(FIRST_SEED), *several, "--out", str(out), *quick])
+    runs_at = {seed: out / f"seed{seed}" if several else out for seed in seeds}
     settings = {"": (), **{f"{t} random": (t,) for t in score.teams}, **({"all random": score.teams} if score.teams else {})}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        games = {(seed, s): pool.submit(play, run, who) for seed, run in enumerate(runs_at) for s, who in settings.items()}
+        games = {(seed, s): pool.submit(play, run, who) for seed, run in runs_at.items() for s, who in settings.items()}
     runs = []
-    for seed, run in enumerate(runs_at):
+    for seed, run in runs_at.items():
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         played = {s: games[seed, s].result() for s in settings}
         runs.append({"seed": seed, "steps": last["step"], "seconds": last["time"], "played": played})
         print(f"{name} seed {seed}: {last['time']:.0f} s, {played}", flush=True)
-    versions = json.loads((runs_at[0] / "versions.json").read_text())
+    versions = json.loads((runs_at[FIRST_SEED] / "versions.json").read_text())
     return {"command": f"shoal train {score.train}", "device": versions["device"], "episodes": EPISODES, "runs": runs}
 
 
 def play(run: Path, random: tuple[str, ...]) -> dict[str, list[float]]:
     """Metric -> mean and half of its 95 % interval."""
     teams = [word for t in random for word in (f"--team.{t}", "random")]
-    told = json.loads(shoal(["eval", str(run), "--episodes", str(EPISODES), "--json", *teams]))["metrics"]
+    words = ["eval", str(run), "--checkpoint", "last", "--episodes", str(EPISODES), "--json", *teams]
+    told = json.loads(shoal(words))["metrics"]
     kept = [k for k in told if (k.startswith("return/") and k.count("/") == 1) or k in ("success", "touches")]
     return {k: [told[k]["mean"], told[k]["interval"]] for k in kept}
 

@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # for what the scores are called
 
 PEERS = {"jaxmarl": "JaxMARL", "sb3": "Stable-Baselines3", "skrl": "skrl", "xuance": "XuanCe", "benchmarl": "BenchMARL"}
 # the README's five: an algorithm of every family, and environments of several
-FIVE = ("mappo-spread-20M", "qmix-spread", "matd3-spread", "ppo-lunar-lander", "mappo-empty-goal-close")
+FIVE = (("mappo", "spread"), ("qmix", "spread"), ("matd3", "spread-continuous"), ("ppo", "lunar-lander"), ("sac", "pendulum"))
 # the README's columns of speed: result file -> sizes (rows, steps)
 SPEEDS = {"peers-cpu-ippo": ((16, 128), (256, 25)), "peers-cuda-ippo": ((1024, 128),)}
 
@@ -222,12 +222,28 @@ def scores() -> str:
     for name in SCORES:
         if name in score_results():
             rows += score_rows(name)
-    return table(("`shoal train ...`", "`return/...`, seed 0 / 1 / 2", "trained for", "published, this scale"), rows)
+    return table(("`shoal train ...`", "`return/...`, by seed", "episodes", "trained for", "published, this scale"), rows)
 
 
 def five_scores() -> str:
-    rows = [row for name in FIVE for row in score_rows(name)]
-    return table(("`shoal train ...`", "score, by seed", "trained for", "published"), rows)
+    """From the results of `benchmarks/defaults.py`: what comes of no flags."""
+    from defaults import RESULTS, TASKS, read, rows
+
+    found = {(task, who): (steps, score, seeds, took) for task, who, steps, score, *_, seeds, took in rows(read(RESULTS))}
+    out = []
+    for who, name in FIVE:
+        (steps, score, seeds, took), task = found[name, who], TASKS[name]
+        train = f"`{who} {task.words} --steps {short(int(steps.replace(',', '')))}`"
+        out.append(
+            (
+                train,
+                f"{task.metric.removeprefix('return/')} {score} ({seeds} seeds)",
+                f"{took} s",
+                f"{task.random:g}",
+                f"{task.best:g}, {task.source}",
+            )
+        )
+    return table(("`shoal train ...`", "score", "one core", "random", "best known"), out)
 
 
 def score_rows(name: str) -> list[tuple[str, ...]]:
@@ -244,13 +260,21 @@ def score_rows(name: str) -> list[tuple[str, ...]]:
         metrics = list(score.wanted) or list(played[0])
         seen = "; ".join(f"{m.removeprefix('return/')} {' / '.join(f'{p[m][0]:.2f}' for p in played)}" for m in metrics)
         command = f"`{result['command'].removeprefix('shoal train ')}`" if not setting else f"the same, {setting}"
-        rows.append((command, seen, seconds if not setting else "", score.beside if not setting else ""))
+        first = (f"{result['episodes']:,}", seconds, score.beside) if not setting else ("", "", "")
+        rows.append((command, seen, *first))
     return rows
 
 
 @cache
 def score_results() -> dict[str, Any]:
     return json.loads((RESULTS / "scores.json").read_text())
+
+
+def defaults() -> str:
+    """From the results of `benchmarks/defaults.py`."""
+    from defaults import COLUMNS, RESULTS, read, rows
+
+    return table(COLUMNS, rows(read(RESULTS)))
 
 
 def tag() -> str:
@@ -283,6 +307,7 @@ def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "algorithm families": algorithm_families,
     "algorithms": algorithms,
+    "defaults": defaults,
     "environment families": environment_families,
     "environments": environments,
     "five scores": five_scores,
