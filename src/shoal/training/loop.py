@@ -27,7 +27,7 @@ from shoal.training import checkpoint
 from shoal.training.diverged import check_finite
 from shoal.training.ending import compare_with_best
 from shoal.training.evaluate import AbandonedError
-from shoal.training.offpolicy import memory_to_store, transitions_of
+from shoal.training.offpolicy import transitions_of
 from shoal.training.parts import LoopParts
 from shoal.training.seeds import global_seed
 from shoal.training.session import session
@@ -57,21 +57,22 @@ class Loop(LoopParts):
     def collect_and_update(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
         batch = self.collector.collect(self.rollout)
-        if self.not_finite is not None:
-            steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
-            self.not_finite.note(batch, steps)
         self.shaping(batch)
         self.bonus(batch)
-        self.overestimation.count(batch)
+        for limit in self.overestimation.limits.values():
+            limit.count(batch)
         for a in self.learners:
             if isinstance(a.feed, Rollout):
                 self.update(a, batch)
         if self.replay is not None:
-            learners = [trainer.algorithm for trainer in self.trainers]
-            self.replay.put(transitions_of(batch), memory_to_store(learners, batch.memories or batch.memory))
+            memory = batch.memories or batch.memory
+            self.replay.put(transitions_of(batch), {g: memory[g] for g in self.stored_memory})
             for trainer in self.trainers:
                 trainer.sampler.wrote(self.rollout)
                 trainer.algorithm.update_statistics(batch)
+        if self.not_finite is not None:
+            steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
+            self.not_finite.note(batch, steps)
 
     def bonus(self, batch: Batch) -> None:
         """The hook for intrinsic rewards, to be added to `batch.learner_reward`. There are none here."""

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from shoal.algos.base import Algorithm, Replay
+from shoal.buffers.capacity import size
 from shoal.buffers.episodes import Episodes
 from shoal.buffers.prioritised import Prioritised
-from shoal.buffers.replay import ReplayBuffer, Uniform, size
+from shoal.buffers.replay import ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, EnvSpec, Frame, Result, UserError
 from shoal.training.collect import Collector

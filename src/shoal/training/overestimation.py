@@ -101,10 +101,6 @@ class Overestimation:
         for x in self.limits.values():
             x.seen["reward"].fill_(math.inf)
 
-    def count(self, batch: Batch) -> None:
-        for x in self.limits.values():
-            x.count(batch)
-
     def look(self, loop: Loop) -> None:
         """After a line of training metrics: name a learner whose mean value is above its limit."""
         for whose, x in self.limits.items():
