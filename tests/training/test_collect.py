@@ -262,12 +262,14 @@ def test_it_goes_on_from_its_state() -> None:
         return collector(ProbeTerminated(ProbeTerminated.Config(n=2, length=5, stagger=True), rows=8))
 
     one, two = make(), make()
-    one.collect(6)
+    one.count(one.collect(6))
     state = tree_map(torch.clone, one.state_dict())
     expected = tree_map(torch.clone, one.collect(6))
-    two.collect(2)
+    one.count(expected)
+    two.count(two.collect(2))
     two.load_state_dict(state)
     again = two.collect(6)
+    two.count(again)
     for x, y in zip(tree_leaves(expected), tree_leaves(again), strict=True):
         assert torch.equal(x, y)
     mine, theirs = one.episode_stats.take(), two.episode_stats.take()
@@ -513,6 +515,7 @@ def test_shaping_is_paid_and_never_reported() -> None:
     out = learner_reward(batch, env, "own")["agents"]
     assert out.sum(0)[0].tolist() == [3 + 50.0, 6 + 20.0, 5 + 30.0]
     assert batch.results["agents"].reward.sum(0)[0].tolist() == [3.0, 6.0, 5.0]
+    c.count(batch)
     got = c.episode_stats.take()
     assert [got[f"return/agents/{i}"].item() for i in range(3)] == [3.0, 6.0, 5.0]
     assert got["reward_total/agents"].tolist() == [3.0, 6.0, 5.0]
@@ -529,6 +532,7 @@ def test_team_pay_and_raw_returns() -> None:
     torch.testing.assert_close(mean, torch.tensor([2 / 3, 2 / 3 + 10, 2 / 3]))
     assert learner_reward(batch, env, "own")["agents"][0, 0].tolist() == [1.0, 10.0, 1.0]
     assert batch.results["agents"].reward[0, 0].tolist() == [1.0, 0.0, 1.0]
+    c.count(batch)
     assert c.episode_stats.take()["return_sum/agents"].item() == 14.0
 
 

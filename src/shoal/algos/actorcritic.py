@@ -28,13 +28,14 @@ from shoal.algos.base import Acted, Seat, bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
 from shoal.algos.optimiser import Optimiser
+from shoal.algos.recurrence import remember_output, unroll_critic
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.heads import Net
 from shoal.nets.qnets import ActionCritic
 from shoal.ops import losses, values
 from shoal.ops.distributions import params_of
-from shoal.ops.explore import correlated, random_action
+from shoal.ops.explore import random_action
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Frame, UserError
 from shoal.tree import cat_groups, split_groups, tree_map
@@ -191,7 +192,7 @@ class ActorCritic(OffPolicy, ABC):
         obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)
         u = None if noise is None else cat(noise.__getitem__)
         if self.recurrent or self.config.noise_keep:
-            params, u, after = self._remember(actor, frame, cat, cat(memory.__getitem__), obs, u, explore)
+            params, u, after = remember_output(self, actor, frame, cat, cat(memory.__getitem__), obs, u, explore)
             memory = split(after)
         else:
             params = actor(obs)[0]
@@ -199,37 +200,6 @@ class ActorCritic(OffPolicy, ABC):
         if u is not None and explore and self.config.random_steps:
             actions = random_action(self.space, u[..., : self.width], legal).where(self.warmup, actions)
         return Acted(split(actions), memory, {g: {} for g in self.groups})
-
-    def _remember(
-        self, actor: Net, frame: Frame, cat: Callable[..., Any], before: Any, obs: Any, u: Tensor | None, explore: bool
-    ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-        """The actor's output, the noise, and what is remembered: by nets, or of the noise (`noise_keep`)."""
-        start, after = cat(lambda g: frame[g].start), dict(before)
-        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
-        params, state = actor(obs, before.get("actor"), None, active)
-        if u is not None and explore and self.config.noise_keep:
-            u, after["noise"] = correlated(u, before["noise"], start, self.config.noise_keep)
-        if self.recurrent:
-            after["actor"] = state
-            if explore:
-                after["critic"] = {k: self._critic_memory(k, frame, x, start, active) for k, x in before["critic"].items()}
-        return params, u, after
-
-    def _critic_memory(self, k: str, frame: Frame, state: Any, start: Any, active: Tensor | None) -> Any:
-        """A critic's memory after what is seen now. Of one critic for all every agent has a copy, and those who start have lost
-        theirs already."""
-        critic: Any = self.critics[int(k)]
-        seen = self.observations.critic_input(frame)
-        if not self.as_one:
-            return critic.features(seen, state, None, active)[1]
-        who = start.long().argmin(-1)[..., None, None]
-        kept = tree_map(lambda x: x.take_along_dim(who, -2).masked_fill(self._begins(frame)[..., None], 0), state)
-        return tree_map(lambda x: x.expand(*x.shape[:-2], self.n, -1).contiguous(), critic.features(seen, kept)[1])
-
-    def _begins(self, frame: Frame) -> Tensor:
-        """[..., 1] where time begins for all who are there, and so for one critic for all."""
-        at = frame[self.groups[0]].active.dim() - 1
-        return cat_groups(self.groups, lambda g: frame[g].start | ~frame[g].alive, at).all(-1, keepdim=True)
 
     # --- learning ---
 
@@ -417,17 +387,8 @@ class ActorCritic(OffPolicy, ABC):
     def _features(self, critic: Any, k: int, samples: Samples, following: bool = False) -> Tensor:
         """What a critic makes of what it sees, in these frames or in the next."""
         if self.recurrent:
-            return self._unrolled(critic, k, samples, following)
+            return unroll_critic(self, critic, k, samples, following)
         return critic.features(samples.next_critic_input if following else samples.critic_input)[0]
-
-    def _unrolled(self, critic: Any, k: int, samples: Samples, following: bool) -> Tensor:
-        memory = samples.memory["critic"][str(k)]
-        when, then = (), ()
-        if self.as_one:  # memory of one critic for all begins when time begins for all
-            memory = tree_map(lambda x: x[..., :1, :], memory)
-            when, then = (self._begins(samples.batch.frame), None), (self._begins(samples.next_frame), None)  # type: ignore[assignment]
-        out, after = samples.unroll(critic.features, samples.critic_input, memory, *when)
-        return samples.after(critic.features, samples.next_critic_input, after, *then)[0] if following else out
 
     def values(self, frame: Frame) -> Tensor:
         actions = {}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import ModuleDict
 
-from shoal.algos import deaths
+from shoal.algos import deaths, recurrence
 from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
 from shoal.ops.returns import unsettled_turns
@@ -213,15 +213,9 @@ class Samples:
     def unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
         """What a net gives of the inputs `x` [burn-in and T, ...] after the burn-in, and its memory after each of those steps.
         `when`: where memory is zeroed and whose goes on, if not as the agents' own."""
-        return self._unroll(net, x, memory, *(when or (self.start, self.remembers))) if self.learner.recurrent else net(x)
-
-    def _unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
-        if k := self.learner.burn_in:
-            with torch.no_grad():
-                warm, *then = tree_map(lambda t: t[:k], (x, *when))
-                memory = tree_map(lambda t: t[-1], net(warm, memory, *then)[1])
-            x, *when = tree_map(lambda t: t[k:], (x, *when))
-        return net(x, memory, *when)
+        if not self.learner.recurrent:
+            return net(x)
+        return recurrence.unroll(self, net, x, memory, *(when or (self.start, self.remembers)))
 
     def after(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
         """What a net gives of the next frames' inputs, one step on from its memory after each step; no gradient goes back."""
