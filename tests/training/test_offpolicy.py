@@ -399,7 +399,7 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     batch = batch_of(whole, before)
     view = batch.frame["agents"]
     with torch.no_grad():
-        obs = learner._observations("agents").actor_input(batch.frame)  # type: ignore[operator]
+        obs = learner.observations["agents"].actor_input(batch.frame)  # type: ignore[operator]
         _, after = learner._q_net("agents")(obs, before["agents"], view.start, view.active)  # type: ignore[operator]
     for t in range(1, 12):
         _, held = loop.replay.windows(torch.full((4,), t), row, 1)

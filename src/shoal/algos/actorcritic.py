@@ -99,6 +99,8 @@ class ActorCritic(OffPolicy, ABC):
         self.around = [g.name for g in self.observations.around] if self.central else list(self.groups)
         self.others = [g for g in self.around if g not in self.groups]
         self.needs_peers = bool(self.others)
+        self.spaces = {g: spec[g].action for g in self.around}
+        self.waits = {g: spec.turns or spec[g].mortal for g in self.around}  # whether somebody may not act
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
         self.as_one = self.observations.shared_input and spec.common and not self.q_of_choices and not apart  # one critic
         self.actor = self.make_actor(generator)
@@ -219,7 +221,8 @@ class ActorCritic(OffPolicy, ABC):
 
     def update_statistics(self, batch: Batch) -> None:
         self.observations.update(batch.frame)
-        self.update_reward_norm(batch)
+        if self.reward_norm is not None:
+            self.update_reward_norm(batch)
 
     def update(self, samples: Samples) -> Metrics:
         noise = self._noise(samples)
@@ -297,8 +300,8 @@ class ActorCritic(OffPolicy, ABC):
             if self.config.others == "policy":
                 actions = {**actions, **{g: self._peer_action(samples, g, noise["peers_now"], True) for g in self.others}}
         params, active = self._actor_output(self.actor, samples), samples.active
+        q_value = partial(self._q_value if self.config.others == "buffer" else self._q_value_beside, samples, features, actions)
         with self.critic_optimiser.frozen():
-            q_value = partial(self._q_value, samples, actions, features)
             loss, q, metrics = self.actor_loss(params, samples.legal, noise["now"][self.burn_in :], q_value)
         loss, mask = self.learnt(loss - q), None if active is None else self.learnt(active)
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), due)
@@ -310,22 +313,21 @@ class ActorCritic(OffPolicy, ABC):
             "grad_norm_actor": norm,
         }
 
-    def _q_value(self, samples: Samples, actions: Actions, features: list[Tensor], action: Tensor) -> Tensor:
-        """[K, T, B, N] what each critic, by its `features`, gives for the actor's action, while others do as in `actions`; for
-        `others` "policy" the group's own other agents do as they would now."""
-        own, at_once = action, self.as_one and self.config.others == "policy"
-        if self.config.others == "policy":
-            mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
-            actions = {**actions, **tree_map(torch.detach, mine)}
-            own = cat_groups(self.groups, mine.__getitem__, 2) if at_once else action
-        joint = self._joint_action(own, actions, each=not at_once)
+    def _q_value(self, samples: Samples, features: list[Tensor], actions: Actions, own: Tensor, each: bool = True) -> Tensor:
+        """[K, T, B, N] what each critic, by its `features`, gives for an `own` action, while others do as in `actions`."""
+        joint = self._joint_action(own, actions, each)
         q = _stacked([critic(x, joint) for critic, x in zip(self.critics, features, strict=False)])
-        q = q if self.q_of_choices else q.squeeze(-1)
-        return self._shared_slope(q, samples.active) if at_once else q
+        return q if self.q_of_choices else q.squeeze(-1)
 
-    def _shared_slope(self, q: Tensor, active: Tensor | None) -> Tensor:
-        """The slope along all actions is that along each, the others' held: one pass does, and each has its own share of it."""
-        heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
+    def _q_value_beside(self, samples: Samples, features: list[Tensor], actions: Actions, action: Tensor) -> Tensor:
+        """The same for `others` "policy": the group's own other agents do as they would now. One critic is given all actions at
+        once: the slope along all is that along each, the others' held, and each has its own share of it."""
+        mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
+        own = cat_groups(self.groups, mine.__getitem__, 2) if self.as_one else action
+        q = self._q_value(samples, features, {**actions, **tree_map(torch.detach, mine)}, own, each=not self.as_one)
+        if not self.as_one:
+            return q
+        heads = self.n if samples.active is None else samples.active.sum(-1, keepdim=True).clamp(min=1)
         return q.detach() + (q - q.detach()) / heads
 
     def _noise(self, samples: Samples) -> dict[str, Any]:
@@ -342,7 +344,7 @@ class ActorCritic(OffPolicy, ABC):
 
     def _taken(self, samples: Samples, g: str, frame: Frame | None = None) -> Tensor:
         """What a group did."""
-        return self._masked(frame or samples.frame, g, values.as_vector(samples.later.actions[g], self.spec[g].action))
+        return self._masked(frame or samples.frame, g, values.as_vector(samples.later.actions[g], self.spaces[g]))
 
     def _peer_action(self, samples: Samples, g: str, noise: dict[str, Tensor], now: bool) -> Tensor:
         """What a peer's group does in the next frames, or in these."""
@@ -353,7 +355,7 @@ class ActorCritic(OffPolicy, ABC):
 
     def _masked(self, frame: Frame, g: str, action: Tensor) -> Tensor:
         """Actions as critics take them: zeros of those who do not act."""
-        return action * frame[g].active[..., None] if self.spec.turns or self.spec[g].mortal else action
+        return action * frame[g].active[..., None] if self.waits[g] else action
 
     def _joint_action(self, own: Tensor, actions: Actions, each: bool) -> Tensor:
         """What critics are given: an agent's `own` action [..., N, A], and those of all others. `each`: for every agent apart,
@@ -395,7 +397,7 @@ class ActorCritic(OffPolicy, ABC):
         for g in self.around:
             peer, rows = self.peers[g], frame[g].active.shape[1]
             chosen = peer.act(frame, peer.memory(rows, frame[g].active.device), None, False).actions[g]
-            actions[g] = self._masked(frame, g, values.as_vector(chosen, self.spec[g].action))
+            actions[g] = self._masked(frame, g, values.as_vector(chosen, self.spaces[g]))
         own = cat_groups(self.groups, actions.__getitem__, 2)
         critic: Any = self.critics[0]
         features = critic.features(self.observations.critic_input(frame))[0]

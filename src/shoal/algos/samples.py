@@ -27,7 +27,7 @@ from torch.nn import ModuleDict
 from shoal.algos import deaths, recurrence
 from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
-from shoal.ops.returns import unsettled_turns
+from shoal.ops.turns import unsettled_turns
 from shoal.spec import Batch, Frame
 from shoal.tree import cat_groups, tree_leaves, tree_map, zero_where
 

@@ -40,18 +40,20 @@ class Loop(LoopParts):
 
     def iterate(self) -> None:
         """Collect a rollout and learn from it; then from the replay, as often as these steps are worth."""
-        before, rollouts = self.step, self.step // (self.rollout * self.env.rows)
-        updates = {id(trainer.algorithm): trainer.updates_due(before) for trainer in self.trainers}
+        before, after = self.step, self.step + self.rollout * self.env.rows
+        done = {id(trainer.algorithm): trainer.updates_due(before) for trainer in self.trainers}
+        due = [trainer.updates_due(after) - trainer.updates_due(before) for trainer in self.trainers]
         self.now.fill_(self.step)
         for a in self.learners:
-            a.set_schedules(Now(before, self.config.steps, updates.get(id(a), rollouts)))
+            a.set_schedules(Now(before, self.config.steps, done.get(id(a), before // (after - before))))
+        for trainer in self.trainers:
+            trainer.set_schedules(Now(before, self.config.steps, 0))
         seed = self.config.seed, "modules", self.step
         with global_seed(*seed, device=self.env.device) if self.draws_globally else nullcontext():
             self.on_device()
-            self.step += self.rollout * self.env.rows
-            for k, trainer in enumerate(self.trainers):
-                trainer.set_schedules(Now(before, self.config.steps, 0))
-                for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
+            self.step = after
+            for k, updates in enumerate(due):
+                for _ in range(updates):
                     self.on_device_updates[k]()  # if it cannot be captured, the next one is the plain trainer
 
     def collect_and_update(self) -> None:
