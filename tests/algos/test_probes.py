@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import probes
 
-from shoal.algos.base import fits
+from shoal.algos.checks import fits
 from shoal.api import make
 from shoal.envs.probe.base import Valued
 from shoal.ids import catalog

@@ -62,7 +62,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, bounded
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples

@@ -68,7 +68,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Seat, bounded
+from shoal.algos.base import Acted, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
 from shoal.algos.optimiser import Optimiser

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Algorithm, LearnerConfig, Replay, bounded
+from shoal.algos.base import Algorithm, LearnerConfig, Replay
+from shoal.algos.checks import bounded
 from shoal.algos.samples import Samples
 from shoal.nets.norm import Running
 from shoal.ops import losses

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat, bounded
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.recurrence import add_memory, remember_policy

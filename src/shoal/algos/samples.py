@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,10 +42,9 @@ class Samples:
         self.later = batch if not learner.burn_in else after_burn_in(batch, learner.burn_in)  # the burn-in left out
         self.frame, self.noise, self.weight = self.later.frame, batch.noise, batch.weight
         self.values_dead = learner.returns_after_death and not learner.as_one
-        filled = self.later.filled
-        self.filled = None if filled is None else filled[..., None]  # [T, B, 1] what belongs to the sequences; none: all
+        self.filled = None if self.later.filled is None else self.later.filled[..., None]  # [T, B, 1] what belongs; none: all
         known: Any = getattr(learner, "observations", None)  # one for all groups, or one for each
-        self.observations: Observations = cast(Any, known)[self.groups[0]] if isinstance(known, ModuleDict) else known
+        self.observations: Observations = known[self.groups[0]] if isinstance(known, ModuleDict) else known  # type: ignore[assignment]
         self._parts: dict[str, Samples] = {}
         self._normalised: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # of these frames, and of the next
 

@@ -59,8 +59,7 @@ class Running(nn.Module):
         if self.share is not None:
             pooled = self.share @ mean
             mean, var = pooled, self.share @ (var + (mean - pooled).square())
-        total = self.count + n
-        delta = mean - self.mean
+        total, delta = self.count + n, mean - self.mean
         share = n / total.clamp(min=1)
         merged = self.var * (self.count / total.clamp(min=1)) + var * share + delta.square() * share * (1 - share)
         self.var.copy_(torch.where(total > 0, merged, self.var))

@@ -51,7 +51,7 @@ class EpisodeStats:
             total = reward.double().sum((0, 1)) / over.shape[1]
             self.reward[name] += total
             self.earned[name] += total
-        self.episodes += (over if lost is None else over & ~lost).sum()
+        self.episodes += whole.sum()
 
     def take(self) -> dict[str, Tensor]:
         """Means since the last take, as metrics; then begin anew. NaN where no episode ended."""
