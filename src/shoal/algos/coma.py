@@ -71,7 +71,8 @@ from shoal.algos.target import Target
 from shoal.buffers.minibatches import spans
 from shoal.nets.encoders import WithLastAction
 from shoal.nets.heads import Actor
-from shoal.nets.norm import Running, normaliser
+from shoal.nets.norm import Running
+from shoal.nets.own import normaliser
 from shoal.nets.parts import images_of, vector_width
 from shoal.nets.qnets import QNetwork
 from shoal.ops import losses, values

@@ -35,7 +35,8 @@ from shoal.algos.recurrence import add_memory, remember_policy
 from shoal.algos.samples import Samples, in_slabs
 from shoal.buffers.minibatches import minibatches
 from shoal.nets.heads import Actor
-from shoal.nets.norm import Running, normaliser
+from shoal.nets.norm import Running
+from shoal.nets.own import normaliser
 from shoal.ops import losses, schedules
 from shoal.ops.distributions import noise_of
 from shoal.ops.explore import random_draw
@@ -243,21 +244,19 @@ class OnPolicy(Algorithm, ABC):
             active = valued = samples.active_mask & ~samples.unsettled
         inputs = samples.actor_input, samples.critic_input
         batch = Minibatch(*inputs, samples.action, samples.extra("log_prob"), samples.legal, active, valued)
-        batch.value, after = self._unroll_values(self.value_net, samples)
+        batch.value, value_tp1, after = self._unroll_values(samples)
         if self.recurrent:
             add_memory(self, batch, samples, after)
-        return batch, self.compute_advantages(samples, batch, after, first=True)
+        known = (batch.value, value_tp1) if self.target is None else None
+        return batch, self.compute_advantages(samples, batch, known, first=True)
 
     @torch.no_grad()
-    def compute_advantages(self, samples: Samples, batch: Minibatch, after: Any = None, first: bool = False) -> Metrics:
-        """Advantages and targets by the critic of now, written into the batch. The `first` time the batch has its values and
-        the memory `after` each step is known; then the statistics of rewards and returns move."""
-        c, norm, critic = self.config, self.value_norm, self.value_net if self.target is None else self.target
+    def compute_advantages(self, samples: Samples, batch: Minibatch, known: Any = None, first: bool = False) -> Metrics:
+        """Advantages and targets by the critic of now, or by its slow copy, written into the batch. `known`: the values of
+        these frames and of the next, if they are. The `first` time the statistics of rewards and returns move."""
+        c, norm = self.config, self.value_norm
         self.train_mode(False)
-        value = batch.value
-        if not first or self.target is not None:
-            value, after = self._unroll_values(critic, samples)
-        value_tp1, _ = samples.after(self._values_of(critic), samples.next_critic_input, after)
+        value, value_tp1 = known or self._unroll_values(samples, self.target)[:2]
         if first and self.reward_norm is not None:
             self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
         value, value_tp1 = self.denormalised(value), self.denormalised(value_tp1)
@@ -354,16 +353,15 @@ class OnPolicy(Algorithm, ABC):
         return self.actor if self.critic is None else self.critic
 
     def values(self, frame: Frame) -> Tensor:
-        return self.denormalised(self._values_of(self.value_net)(self.observations.critic_input(frame))[0])
+        return self.denormalised(in_slabs(self.value_net.value, self.observations.critic_input(frame))[0])
 
-    def _values_of(self, net: Any) -> Any:
-        """A net as a function (input, memory...) -> values, memory; in slabs of bounded size where it has no memory."""
-        return net.value if self.recurrent else partial(in_slabs, net.value)
-
-    def _unroll_values(self, net: Any, samples: Samples) -> tuple[Tensor, Any]:
-        """V of all frames, and the memory after each."""
-        memory = samples.memory["actor" if self.critic is None else "critic"] if self.recurrent else None
-        return samples.unroll(self._values_of(net), samples.critic_input, memory)
+    def _unroll_values(self, samples: Samples, net: Any = None) -> tuple[Tensor, Tensor, Any]:
+        """V of all frames and of the true next ones, by the critic or another `net`, and its memory after each frame. Without
+        memory it is evaluated in slabs of bounded size."""
+        critic, name = net or self.critic or self.actor, "actor" if self.critic is None else "critic"
+        value, memory = (critic.value, samples.memory[name]) if self.recurrent else (partial(in_slabs, critic.value), None)
+        value_t, after = samples.unroll(value, samples.critic_input, memory)
+        return value_t, samples.after(value, samples.next_critic_input, after)[0], after
 
     def denormalised(self, value: Tensor) -> Tensor:
         return value if self.value_norm is None else self.value_norm.denormalise(value)

@@ -33,7 +33,8 @@ from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.segments import Segments
 from shoal.training.settings import Resolved
-from shoal.training.shaping import Shapers, Shaping, shapers_of
+from shoal.training.shapers import Shapers, shapers_of
+from shoal.training.shaping import Shaping
 from shoal.training.speedup import set_backends, speed_up
 from shoal.training.stats import MetricMeans
 
