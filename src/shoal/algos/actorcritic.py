@@ -183,13 +183,14 @@ class ActorCritic(OffPolicy, ABC):
             whole["noise"] = torch.zeros(rows, self.n, self.width, device=device)
         return split_groups(self.spec, self.groups, whole, 1)
 
-    def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
-        return self._act(self.actor, frame, memory, noise, explore and self.learns)
-
     def target_act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool) -> Acted:
-        return self._act(self.next_actor if target and self.learns else self.actor, frame, memory, noise, False)
+        return self.act(frame, memory, noise, False, self.next_actor if target and self.learns else None)
 
-    def _act(self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool, by: Net | None = None
+    ) -> Acted:
+        """As everywhere; `by`: another net than the actor."""
+        actor, explore = by or self.actor, explore and self.learns
         at = frame[self.groups[0]].active.dim() - 1
         cat, split = partial(cat_groups, self.groups, agents_at=at), partial(split_groups, self.spec, self.groups, agents_at=at)
         obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)

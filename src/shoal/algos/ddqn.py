@@ -129,7 +129,8 @@ class DDQN(OffPolicy):
         self.set_feed()
         self.noisy_draws = {g: self._q_net(g).noise for g in groups}
         tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
-        self.noise = max(tosses + params_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
+        self.choices = {g: params_of(self.spaces[g]) for g in groups}
+        self.noise = max(tosses + self.choices[g] + self.noisy_draws[g] for g in groups)
         self._rate, self._epsilon = self.schedule("lr"), self.schedule("epsilon", last=c.epsilon_last)
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
         self.place(seat.device)
@@ -172,7 +173,7 @@ class DDQN(OffPolicy):
             if u is not None and self.config.epsilon_keep:
                 actions[g], after[g]["random"] = self._explore_on(actions[g], u, memory[g]["random"], view, space)
             elif u is not None:
-                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + params_of(space)], self.epsilon, space, view.legal)
+                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + self.choices[g]], self.epsilon, space, view.legal)
         return Acted(actions, after, {g: {} for g in self.groups})
 
     def _explore_on(self, greedy: Tensor, u: Tensor, before: Tensor, view: View, space: Any) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def gae(
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
     value_tp1 is V of the true next observation. Only `terminated` stops the bootstrap; `cut` (the episode is over, or
-    the agent is gone from the next frame) stops the trace. `active` and `unsettled`: where agents move in turn, see below.
+    the agent is gone from the next frame) stops the trace. `active` and `unsettled` are for turns, see `_turn_gae`.
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"

@@ -89,10 +89,6 @@ class Collector:
         batch.memory = memory
         return batch
 
-    def count(self, batch: Batch) -> None:
-        """Add a rollout to what episodes add up to."""
-        self.episode_stats.count({g: r.reward for g, r in batch.results.items()}, batch.over, batch.stats, batch.lost)
-
     def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> Batch:
         """So many of all rows at once."""
         for t in range(steps):

@@ -72,7 +72,7 @@ class Loop(LoopParts):
             for trainer in self.trainers:
                 trainer.sampler.wrote(self.rollout)
                 trainer.algorithm.update_statistics(batch)
-        self.collector.count(batch)
+        self.collector.episode_stats.count(batch)
         if self.not_finite is not None:
             steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
             self.not_finite.note(batch, steps)
