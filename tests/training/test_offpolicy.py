@@ -18,7 +18,8 @@ from shoal.buffers.replay import ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.loop import Loop
-from shoal.training.offpolicy import OffPolicyTrainer, batch_of, cost, make_replay, memory_to_store, transitions_of
+from shoal.training.offpolicy import OffPolicyTrainer, batch_of, transitions_of
+from shoal.training.replay import cost, make_replay, memory_to_store
 from shoal.training.segments import Segments
 from shoal.training.settings import Settings, resolve
 from shoal.tree import tree_leaves, tree_map

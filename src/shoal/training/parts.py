@@ -26,9 +26,9 @@ from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_n
 from shoal.training.finite import FirstNotFinite
 from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
-from shoal.training.offpolicy import cost, make_trainers, memory_to_store
 from shoal.training.overestimation import Overestimation
 from shoal.training.players import common_pay, decide_reward, load_weights, make_players, recorded_players, rollout_steps
+from shoal.training.replay import cost, make_trainers, memory_to_store
 from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.segments import Segments
