@@ -1,8 +1,8 @@
 """Learning from a replay: what is drawn from it, and when.
 
-The loop keeps one replay of the whole world (`training/replay.py`). Every learner has an `OffPolicyTrainer`: it knows from host counts how many
-updates are due, samples a batch, updates, and writes priorities back. All of it but asking for the `variant` is on the
-device, and can be captured or recorded (`training/speedup.py`).
+The loop keeps one replay of the whole world (`training/replay.py`). Every learner has an `OffPolicyTrainer`: it knows from host
+counts how many updates are due, samples a batch, updates, and writes priorities back. All of it but asking for the `variant` is
+on the device, and can be captured or recorded (`training/speedup.py`).
 """
 
 from __future__ import annotations
