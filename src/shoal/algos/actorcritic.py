@@ -5,7 +5,7 @@
 takes an action as a vector, [..., A], one-hot where it is a choice, zeros of agents that do not act. An instance plays one
 group; what its central critic must know of the others, whoever plays them, it asks its peers (`target_actions`).
 
-    features        what a critic makes of what it sees, [T, B, N, F], perhaps with memory
+    features        what a critic makes of what it sees, [T, B, N, F], perhaps with memory (`algos/recurrence.py`)
     joint action    what it is given beside that: an agent's own action, or those of all agents in its scope, end to end
 
 Critics of agents that are paid alike are one, [T, B, 1]; where pay differs each agent has its own, in one batched product.

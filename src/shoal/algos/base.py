@@ -4,8 +4,8 @@
     update(samples) -> metrics                                               device tensors, nothing is read out
 
 An algorithm never steps a world, logs or opens a file. What learns or counts is a module or a buffer, and so is saved.
-What it can take is declared in class attributes, which `fits` checks before anything starts. What it learns from is prepared in
-`algos/samples.py`, what its nets see in `algos/observations.py`.
+What it can take is declared in class attributes; `algos/checks.py` compares them with the world before anything starts. What it
+learns from is prepared in `algos/samples.py`, what its nets see in `algos/observations.py`.
 """
 
 from __future__ import annotations

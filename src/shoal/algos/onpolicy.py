@@ -9,7 +9,8 @@ An update, `update` of `algos/ppo.py` and `algos/a2c.py`, is made of these parts
 
 A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
 memory before its first step, and gradients go back to there and no further. Minibatches of whole episodes are those of
-`--algo.chunk all --algo.episodes 1`, where no episode ends early.
+`--algo.chunk all --algo.episodes 1`, where no episode ends early. What nets remember is in `algos/recurrence.py`, critics that
+are trained in slices of time in `algos/slices.py`.
 
 A module of the user's own is in eval mode while it acts and values, and in train mode where a gradient is taken: with dropout
 ratios do not begin at one.
