@@ -123,7 +123,8 @@ def play(source: str, case: str, out: Path) -> dict[str, list[Any]] | str:
     state = torch.load(out / "run" / "checkpoints" / "last.pt", weights_only=True)
     for gone in ("seconds", "logs", "last_train"):
         state.pop(gone, None)
-    lines = [json.loads(x) for x in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    text = (out / "run" / "metrics.jsonl").read_text().replace(str(out), "")  # remarks may name the folder
+    lines = [json.loads(x) for x in text.splitlines()]
     return {"state": leaves(state), "metrics": [sorted((k, v) for k, v in line.items() if k != "time") for line in lines]}
 
 

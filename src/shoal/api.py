@@ -29,7 +29,7 @@ from shoal.training.run import Run
 from shoal.training.seeds import generator, global_seed
 from shoal.training.settings import Resolved, RunConfig, Settings, choose_device, make_env, resolve
 from shoal.training.several import Ended, Job, SeedsFailedError, Several
-from shoal.training.shaping import PYTHON, Shapers
+from shoal.training.shapers import PYTHON, Shapers
 from shoal.training.start import begin
 from shoal.training.start import resume as resume_loop
 from shoal.training.trust import sign

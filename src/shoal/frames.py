@@ -71,3 +71,5 @@ class Batch:
     memories: dict[str, Any] | None = None  # the memory before each step, [T, B, N, ...], where somebody asked for it
     weight: Tensor | None = None  # [B] importance of each sequence, where they were not drawn evenly
     filled: Tensor | None = None  # [T, B] what belongs to the sequences; none: all of it
+    stats: dict[str, Tensor] = field(default_factory=dict)  # [T, B] of the worlds, for the log
+    lost: Tensor | None = None  # [T, B] rows that an accident cut off, see `Outcome`

@@ -11,7 +11,8 @@ import torch
 from bench import N, Y, agent_group, make_batch, make_learner, make_loop, spec_of
 from torch import Tensor
 
-from shoal.algos.base import Acted, Algorithm, Rollout, Seat, bounded, fits
+from shoal.algos.base import Acted, Algorithm, Rollout, Seat
+from shoal.algos.checks import bounded, fits
 from shoal.algos.samples import Samples
 from shoal.nets.config import NetConfig
 from shoal.spec import Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, UserError

@@ -544,7 +544,7 @@ def test_observations_are_normalised_by_what_was_collected(told):
     update(a, make_batch([[5.0, 0]], [[4.0, 2]], 3.0))
     near(told[0]["value"].flatten(), [3.0])
     near(told[0]["target"].flatten(), [3 + 2 / 2])
-    assert a._observations("agents").norms["agents"].count == 2
+    assert a.observations["agents"].norms["agents"].count == 2
 
 
 def test_a_normaliser_of_the_users_own(tmp_path, told):
@@ -553,7 +553,7 @@ def test_a_normaliser_of_the_users_own(tmp_path, told):
     update(a, make_batch([[4.0, 0]], [[8.0, 0]], 3.0))
     near(told[0]["value"].flatten(), [2.0])
     near(told[0]["target"].flatten(), [3 + 4 / 2])
-    norm = a._observations("agents").norms["agents"]
+    norm = a.observations["agents"].norms["agents"]
     assert norm.seen == 0
     a.update_statistics(make_batch([[4.0, 0]], [[8.0, 0]], 3.0))
     assert norm.seen == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import probes
 
-from shoal.algos.base import fits
+from shoal.algos.checks import fits
 from shoal.api import make
 from shoal.envs.probe.base import Valued
 from shoal.ids import catalog
@@ -207,7 +207,7 @@ def test_mixers_hold_of_a_game_what_theory_says(algo, payoff):
     safe, most = (5, 11) if payoff == "climbing" else (2, 10)
     assert reached == safe if algo == "vdn" else safe <= reached < most
     frame = make("probe_matrix", 9, payoff=payoff).reset(torch.zeros(9, 0))
-    q = learner._q_net("agents")(learner._observations("agents").actor_input(frame))[0]  # [9, 2, 3]
+    q = learner._q_net("agents")(learner.observations["agents"].actor_input(frame))[0]  # [9, 2, 3]
     cells = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     with torch.no_grad():
         joint = learner.joint(q.gather(-1, cells[..., None])[..., 0][None], None, _framed(frame), False).reshape(3, 3)

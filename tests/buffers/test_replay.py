@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.buffers.capacity import free_bytes, size
 from shoal.buffers.episodes import Episodes
 from shoal.buffers.prioritised import Prioritised
-from shoal.buffers.replay import ReplayBuffer, Sample, Uniform, free_bytes, size
+from shoal.buffers.replay import ReplayBuffer, Sample, Uniform
 from shoal.spec import Frame, UserError, View
 from shoal.tree import tree_leaves, tree_map
 

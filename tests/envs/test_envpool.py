@@ -199,7 +199,7 @@ def test_a_collector_goes_on_from_the_new_episodes() -> None:
         return Collector(world, Players(world.spec, [player]), torch.Generator().manual_seed(0))
 
     one, two = collector(), collector()
-    one.collect(7)
+    one.episode_stats.count(one.collect(7))
     two.load_state_dict(one.state_dict())
     assert two.frame["agents"].start.all()
     assert not two.episode_stats.carry["length"].any()

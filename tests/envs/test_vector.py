@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -327,7 +328,8 @@ def test_episodes_that_an_accident_cut_off_are_not_counted(toy):
     episode_stats = EpisodeStats(one)
     rewards = {"agents": torch.full((5, 1, 2), 1.0), "mortals": torch.zeros(5, 1, 1)}
     over, lost = flags(False, True, False, False, True), flags(False, True, False, False, False)
-    episode_stats.count(rewards, over, {"luck": torch.zeros(5, 1)}, lost)
+    results = {g: SimpleNamespace(reward=x) for g, x in rewards.items()}
+    episode_stats.count(SimpleNamespace(results=results, over=over, stats={"luck": torch.zeros(5, 1)}, lost=lost))
     outcomes = episode_stats.take()
     assert (outcomes["episodes"], outcomes["episode_length"], outcomes["return/agents"]) == (1, 3, 3)  # the second alone
     env.close()

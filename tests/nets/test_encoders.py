@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.algos.observations import ties
 from shoal.algos.samples import Samples
 from shoal.nets.config import NetConfig
-from shoal.nets.encoders import AgentAttention, Attention, Encoder, Entities, Image, JointEncoder, kinds_of
+from shoal.nets.encoders import AgentAttention, Attention, Encoder, Entities, Image, JointEncoder, kinds_of, ties
 from shoal.nets.heads import Critic
 from shoal.nets.parts import VECTOR, parts_of
 from shoal.spec import Discrete, Frame, Group, Shape, Slots, UserError

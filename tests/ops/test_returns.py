@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.ops.returns import gae, n_step, td_lambda, turn_values, unsettled_turns
+from shoal.ops.returns import gae, n_step, td_lambda, turn_values
+from shoal.ops.turns import unsettled_turns
 
 torch.set_num_threads(1)
 JUNK = 4096.0

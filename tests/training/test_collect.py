@@ -262,12 +262,14 @@ def test_it_goes_on_from_its_state() -> None:
         return collector(ProbeTerminated(ProbeTerminated.Config(n=2, length=5, stagger=True), rows=8))
 
     one, two = make(), make()
-    one.collect(6)
+    one.episode_stats.count(one.collect(6))
     state = tree_map(torch.clone, one.state_dict())
     expected = tree_map(torch.clone, one.collect(6))
-    two.collect(2)
+    one.episode_stats.count(expected)
+    two.episode_stats.count(two.collect(2))
     two.load_state_dict(state)
     again = two.collect(6)
+    two.episode_stats.count(again)
     for x, y in zip(tree_leaves(expected), tree_leaves(again), strict=True):
         assert torch.equal(x, y)
     mine, theirs = one.episode_stats.take(), two.episode_stats.take()
@@ -403,6 +405,12 @@ def episode_stats_of(rows: int) -> EpisodeStats:
     return EpisodeStats(SimpleNamespace(spec=EnvSpec(GROUPS, stats=HOWS), rows=rows, device=torch.device("cpu")))  # type: ignore[arg-type]
 
 
+def happened(rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor]) -> Any:
+    """A batch, as far as it is counted."""
+    results = {g: SimpleNamespace(reward=x) for g, x in rewards.items()}
+    return SimpleNamespace(results=results, over=over, stats=stats, lost=None)
+
+
 class Brute:
     """The same by a loop over episodes: a list of steps a row, summed up when it is over."""
 
@@ -451,7 +459,7 @@ def test_episode_stats_are_a_loop_over_episodes(p: float, what: str) -> None:
         rewards = {g.name: torch.randn(steps, rows, g.n, generator=draw) for g in GROUPS}
         stats = {s: torch.rand(steps, rows, generator=draw) for s in HOWS}
         over = torch.rand(steps, rows, generator=draw) < p
-        episode_stats.count(rewards, over, stats)
+        episode_stats.count(happened(rewards, over, stats))
         brute.count(rewards, over, stats)
         total = {g: total[g] + x.double().sum((0, 1)) / rows for g, x in rewards.items()}
         if k % 2 == 0:
@@ -478,7 +486,7 @@ def test_episode_stats_by_hand() -> None:
 
     def count(a: list[float], over: list[bool]) -> None:
         rewards = {"a": torch.tensor([[[x, 10 * x]] for x in a]), "b": torch.zeros(3, 1, 1)}
-        episode_stats.count(rewards, torch.tensor(over)[:, None], zero)
+        episode_stats.count(happened(rewards, torch.tensor(over)[:, None], zero))
 
     count([1.0, 2, 4], [False, True, False])  # an episode of 1 + 2; 4 is carried on
     got = episode_stats.take()
@@ -513,6 +521,7 @@ def test_shaping_is_paid_and_never_reported() -> None:
     out = learner_reward(batch, env, "own")["agents"]
     assert out.sum(0)[0].tolist() == [3 + 50.0, 6 + 20.0, 5 + 30.0]
     assert batch.results["agents"].reward.sum(0)[0].tolist() == [3.0, 6.0, 5.0]
+    c.episode_stats.count(batch)
     got = c.episode_stats.take()
     assert [got[f"return/agents/{i}"].item() for i in range(3)] == [3.0, 6.0, 5.0]
     assert got["reward_total/agents"].tolist() == [3.0, 6.0, 5.0]
@@ -529,6 +538,7 @@ def test_team_pay_and_raw_returns() -> None:
     torch.testing.assert_close(mean, torch.tensor([2 / 3, 2 / 3 + 10, 2 / 3]))
     assert learner_reward(batch, env, "own")["agents"][0, 0].tolist() == [1.0, 10.0, 1.0]
     assert batch.results["agents"].reward[0, 0].tolist() == [1.0, 0.0, 1.0]
+    c.episode_stats.count(batch)
     assert c.episode_stats.take()["return_sum/agents"].item() == 14.0
 
 

@@ -152,12 +152,14 @@ def test_training_is_not_touched() -> None:
         env = ProbeCopy(rows=4)
         who = players(env, PPO)
         c = Collector(env, who, torch.Generator().manual_seed(0))
-        c.collect(5)
+        c.episode_stats.count(c.collect(5))
         weights = [p.clone() for p in who.algorithms[0].parameters()]
         if look:
             evaluate(ProbeCopy(rows=8), who, 2, 0, sampled=True)
         assert all(torch.equal(x, y) for x, y in zip(weights, who.algorithms[0].parameters(), strict=True))
-        return c.collect(5).frame["agents"].obs.clone(), c.episode_stats.take()["reward_total/agents"]
+        batch = c.collect(5)
+        c.episode_stats.count(batch)
+        return batch.frame["agents"].obs.clone(), c.episode_stats.take()["reward_total/agents"]
 
     (one, episode_stats), (two, other) = run(False), run(True)
     assert torch.equal(one, two)

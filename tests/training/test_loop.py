@@ -52,6 +52,7 @@ def test_shaping_is_paid_and_never_reported():
     assert result.shaping is not None
     assert result.shaping.abs().sum() > 0
     assert torch.equal(batch.learner_reward["pair"], result.reward + result.shaping)
+    loop.collector.episode_stats.count(batch)
     reported = loop.collector.episode_stats.take()["return/pair"]
     assert float(reported) == pytest.approx(float(result.reward.sum((0, 1)).mean() / batch.over.sum()))
 

@@ -18,7 +18,8 @@ from shoal.buffers.replay import ReplayBuffer, Uniform
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Discrete, EnvSpec, Frame, Group, MultiDiscrete, Result, UserError, View
 from shoal.training.loop import Loop
-from shoal.training.offpolicy import OffPolicyTrainer, batch_of, cost, make_replay, memory_to_store, transitions_of
+from shoal.training.offpolicy import OffPolicyTrainer, batch_of, transitions_of
+from shoal.training.replay import cost, make_replay, memory_to_store
 from shoal.training.segments import Segments
 from shoal.training.settings import Settings, resolve
 from shoal.tree import tree_leaves, tree_map
@@ -399,7 +400,7 @@ def test_a_window_has_the_memory_from_before_its_first_step_wherever_it_begins()
     batch = batch_of(whole, before)
     view = batch.frame["agents"]
     with torch.no_grad():
-        obs = learner._observations("agents").actor_input(batch.frame)  # type: ignore[operator]
+        obs = learner.observations["agents"].actor_input(batch.frame)  # type: ignore[operator]
         _, after = learner._q_net("agents")(obs, before["agents"], view.start, view.active)  # type: ignore[operator]
     for t in range(1, 12):
         _, held = loop.replay.windows(torch.full((4,), t), row, 1)

@@ -20,7 +20,8 @@ from shoal.nets.norm import Running
 from shoal.ops.returns import most_return, steps_that_count
 from shoal.training.hooks import Hook
 from shoal.training.loop import Loop
-from shoal.training.overestimation import Overestimation, ReturnLimit
+from shoal.training.overestimation import Overestimation
+from shoal.training.return_limits import ReturnLimit
 from shoal.training.run import Run
 from shoal.training.settings import Settings, resolve
 

@@ -226,6 +226,7 @@ def test_it_comes_after_team_pay_and_the_worlds_own_shaping():
     assert torch.equal(batch.learner_reward["pair"], given["reward"] + 100)
     assert torch.equal(batch.learner_reward["lone"], batch.results["lone"].reward)
     raw = float(pay.reward.sum((0, 1)).mean() / batch.over.sum())
+    loop.collector.episode_stats.count(batch)
     assert float(loop.collector.episode_stats.take()["return/pair"]) == pytest.approx(raw)
 
 

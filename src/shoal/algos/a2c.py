@@ -31,6 +31,7 @@ from torch import Tensor
 from shoal.algos import defaults
 from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
 from shoal.algos.samples import Samples
+from shoal.algos.slices import update_critic_in_slices
 from shoal.ops import losses
 
 
@@ -46,7 +47,7 @@ class A2C(OnPolicy):
 
     def update(self, samples: Samples) -> Metrics:
         batch, metrics = self.prepare(samples)
-        critic_metrics = self.update_critic_in_slices(batch) if self.slices else {}
+        critic_metrics = update_critic_in_slices(self, batch) if self.slices else {}
         (whole,) = self.minibatches(batch)
         step_metrics, _ = self.update_minibatch(whole, self.learning if self.config.learning_starts else None)
         return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)

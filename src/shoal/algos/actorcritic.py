@@ -5,7 +5,7 @@
 takes an action as a vector, [..., A], one-hot where it is a choice, zeros of agents that do not act. An instance plays one
 group; what its central critic must know of the others, whoever plays them, it asks its peers (`target_actions`).
 
-    features        what a critic makes of what it sees, [T, B, N, F], perhaps with memory
+    features        what a critic makes of what it sees, [T, B, N, F], perhaps with memory (`algos/recurrence.py`)
     joint action    what it is given beside that: an agent's own action, or those of all agents in its scope, end to end
 
 Critics of agents that are paid alike are one, [T, B, 1]; where pay differs each agent has its own, in one batched product.
@@ -24,17 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Seat, bounded
+from shoal.algos.base import Acted, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
 from shoal.algos.optimiser import Optimiser
+from shoal.algos.recurrence import remember_output, unroll_critic
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.heads import Net
 from shoal.nets.qnets import ActionCritic
 from shoal.ops import losses, values
 from shoal.ops.distributions import params_of
-from shoal.ops.explore import correlated, random_action
+from shoal.ops.explore import random_action
 from shoal.ops.schedules import Now
 from shoal.spec import Batch, Box, Frame, UserError
 from shoal.tree import cat_groups, split_groups, tree_map
@@ -98,6 +100,8 @@ class ActorCritic(OffPolicy, ABC):
         self.around = [g.name for g in self.observations.around] if self.central else list(self.groups)
         self.others = [g for g in self.around if g not in self.groups]
         self.needs_peers = bool(self.others)
+        self.spaces = {g: spec[g].action for g in self.around}
+        self.waits = {g: spec.turns or spec[g].mortal for g in self.around}  # whether somebody may not act
         apart = c.after_death == "own" and any(spec[g].mortal for g in self.groups)  # each has a value that ends with it
         self.as_one = self.observations.shared_input and spec.common and not self.q_of_choices and not apart  # one critic
         self.actor = self.make_actor(generator)
@@ -179,19 +183,20 @@ class ActorCritic(OffPolicy, ABC):
             whole["noise"] = torch.zeros(rows, self.n, self.width, device=device)
         return split_groups(self.spec, self.groups, whole, 1)
 
-    def act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
-        return self._act(self.actor, frame, memory, noise, explore and self.learns)
-
     def target_act(self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, target: bool) -> Acted:
-        return self._act(self.next_actor if target and self.learns else self.actor, frame, memory, noise, False)
+        return self.act(frame, memory, noise, False, self.next_actor if target and self.learns else None)
 
-    def _act(self, actor: Net, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool) -> Acted:
+    def act(
+        self, frame: Frame, memory: dict[str, Any], noise: dict[str, Tensor] | None, explore: bool, by: Net | None = None
+    ) -> Acted:
+        """As everywhere; `by`: another net than the actor."""
+        actor, explore = by or self.actor, explore and self.learns
         at = frame[self.groups[0]].active.dim() - 1
         cat, split = partial(cat_groups, self.groups, agents_at=at), partial(split_groups, self.spec, self.groups, agents_at=at)
         obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)
         u = None if noise is None else cat(noise.__getitem__)
         if self.recurrent or self.config.noise_keep:
-            params, u, after = self._remember(actor, frame, cat, cat(memory.__getitem__), obs, u, explore)
+            params, u, after = remember_output(self, actor, frame, cat, cat(memory.__getitem__), obs, u, explore)
             memory = split(after)
         else:
             params = actor(obs)[0]
@@ -199,37 +204,6 @@ class ActorCritic(OffPolicy, ABC):
         if u is not None and explore and self.config.random_steps:
             actions = random_action(self.space, u[..., : self.width], legal).where(self.warmup, actions)
         return Acted(split(actions), memory, {g: {} for g in self.groups})
-
-    def _remember(
-        self, actor: Net, frame: Frame, cat: Callable[..., Any], before: Any, obs: Any, u: Tensor | None, explore: bool
-    ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-        """The actor's output, the noise, and what is remembered: by nets, or of the noise (`noise_keep`)."""
-        start, after = cat(lambda g: frame[g].start), dict(before)
-        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
-        params, state = actor(obs, before.get("actor"), None, active)
-        if u is not None and explore and self.config.noise_keep:
-            u, after["noise"] = correlated(u, before["noise"], start, self.config.noise_keep)
-        if self.recurrent:
-            after["actor"] = state
-            if explore:
-                after["critic"] = {k: self._critic_memory(k, frame, x, start, active) for k, x in before["critic"].items()}
-        return params, u, after
-
-    def _critic_memory(self, k: str, frame: Frame, state: Any, start: Any, active: Tensor | None) -> Any:
-        """A critic's memory after what is seen now. Of one critic for all every agent has a copy, and those who start have lost
-        theirs already."""
-        critic: Any = self.critics[int(k)]
-        seen = self.observations.critic_input(frame)
-        if not self.as_one:
-            return critic.features(seen, state, None, active)[1]
-        who = start.long().argmin(-1)[..., None, None]
-        kept = tree_map(lambda x: x.take_along_dim(who, -2).masked_fill(self._begins(frame)[..., None], 0), state)
-        return tree_map(lambda x: x.expand(*x.shape[:-2], self.n, -1).contiguous(), critic.features(seen, kept)[1])
-
-    def _begins(self, frame: Frame) -> Tensor:
-        """[..., 1] where time begins for all who are there, and so for one critic for all."""
-        at = frame[self.groups[0]].active.dim() - 1
-        return cat_groups(self.groups, lambda g: frame[g].start | ~frame[g].alive, at).all(-1, keepdim=True)
 
     # --- learning ---
 
@@ -249,7 +223,8 @@ class ActorCritic(OffPolicy, ABC):
 
     def update_statistics(self, batch: Batch) -> None:
         self.observations.update(batch.frame)
-        self.update_reward_norm(batch)
+        if self.reward_norm is not None:
+            self.update_reward_norm(batch)
 
     def update(self, samples: Samples) -> Metrics:
         noise = self._noise(samples)
@@ -327,8 +302,8 @@ class ActorCritic(OffPolicy, ABC):
             if self.config.others == "policy":
                 actions = {**actions, **{g: self._peer_action(samples, g, noise["peers_now"], True) for g in self.others}}
         params, active = self._actor_output(self.actor, samples), samples.active
+        q_value = partial(self._q_value if self.config.others == "buffer" else self._q_value_beside, samples, features, actions)
         with self.critic_optimiser.frozen():
-            q_value = partial(self._q_value, samples, actions, features)
             loss, q, metrics = self.actor_loss(params, samples.legal, noise["now"][self.burn_in :], q_value)
         loss, mask = self.learnt(loss - q), None if active is None else self.learnt(active)
         norm = self.actor_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask), due)
@@ -340,22 +315,21 @@ class ActorCritic(OffPolicy, ABC):
             "grad_norm_actor": norm,
         }
 
-    def _q_value(self, samples: Samples, actions: Actions, features: list[Tensor], action: Tensor) -> Tensor:
-        """[K, T, B, N] what each critic, by its `features`, gives for the actor's action, while others do as in `actions`; for
-        `others` "policy" the group's own other agents do as they would now."""
-        own, at_once = action, self.as_one and self.config.others == "policy"
-        if self.config.others == "policy":
-            mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
-            actions = {**actions, **tree_map(torch.detach, mine)}
-            own = cat_groups(self.groups, mine.__getitem__, 2) if at_once else action
-        joint = self._joint_action(own, actions, each=not at_once)
+    def _q_value(self, samples: Samples, features: list[Tensor], actions: Actions, own: Tensor, each: bool = True) -> Tensor:
+        """[K, T, B, N] what each critic, by its `features`, gives for an `own` action, while others do as in `actions`."""
+        joint = self._joint_action(own, actions, each)
         q = _stacked([critic(x, joint) for critic, x in zip(self.critics, features, strict=False)])
-        q = q if self.q_of_choices else q.squeeze(-1)
-        return self._shared_slope(q, samples.active) if at_once else q
+        return q if self.q_of_choices else q.squeeze(-1)
 
-    def _shared_slope(self, q: Tensor, active: Tensor | None) -> Tensor:
-        """The slope along all actions is that along each, the others' held: one pass does, and each has its own share of it."""
-        heads = self.n if active is None else active.sum(-1, keepdim=True).clamp(min=1)
+    def _q_value_beside(self, samples: Samples, features: list[Tensor], actions: Actions, action: Tensor) -> Tensor:
+        """The same for `others` "policy": the group's own other agents do as they would now. One critic is given all actions at
+        once: the slope along all is that along each, the others' held, and each has its own share of it."""
+        mine = {g: self._masked(samples.frame, g, x) for g, x in split_groups(self.spec, self.groups, action, 2).items()}
+        own = cat_groups(self.groups, mine.__getitem__, 2) if self.as_one else action
+        q = self._q_value(samples, features, {**actions, **tree_map(torch.detach, mine)}, own, each=not self.as_one)
+        if not self.as_one:
+            return q
+        heads = self.n if samples.active is None else samples.active.sum(-1, keepdim=True).clamp(min=1)
         return q.detach() + (q - q.detach()) / heads
 
     def _noise(self, samples: Samples) -> dict[str, Any]:
@@ -372,7 +346,7 @@ class ActorCritic(OffPolicy, ABC):
 
     def _taken(self, samples: Samples, g: str, frame: Frame | None = None) -> Tensor:
         """What a group did."""
-        return self._masked(frame or samples.frame, g, values.as_vector(samples.later.actions[g], self.spec[g].action))
+        return self._masked(frame or samples.frame, g, values.as_vector(samples.later.actions[g], self.spaces[g]))
 
     def _peer_action(self, samples: Samples, g: str, noise: dict[str, Tensor], now: bool) -> Tensor:
         """What a peer's group does in the next frames, or in these."""
@@ -383,7 +357,7 @@ class ActorCritic(OffPolicy, ABC):
 
     def _masked(self, frame: Frame, g: str, action: Tensor) -> Tensor:
         """Actions as critics take them: zeros of those who do not act."""
-        return action * frame[g].active[..., None] if self.spec.turns or self.spec[g].mortal else action
+        return action * frame[g].active[..., None] if self.waits[g] else action
 
     def _joint_action(self, own: Tensor, actions: Actions, each: bool) -> Tensor:
         """What critics are given: an agent's `own` action [..., N, A], and those of all others. `each`: for every agent apart,
@@ -417,24 +391,15 @@ class ActorCritic(OffPolicy, ABC):
     def _features(self, critic: Any, k: int, samples: Samples, following: bool = False) -> Tensor:
         """What a critic makes of what it sees, in these frames or in the next."""
         if self.recurrent:
-            return self._unrolled(critic, k, samples, following)
+            return unroll_critic(self, critic, k, samples, following)
         return critic.features(samples.next_critic_input if following else samples.critic_input)[0]
-
-    def _unrolled(self, critic: Any, k: int, samples: Samples, following: bool) -> Tensor:
-        memory = samples.memory["critic"][str(k)]
-        when, then = (), ()
-        if self.as_one:  # memory of one critic for all begins when time begins for all
-            memory = tree_map(lambda x: x[..., :1, :], memory)
-            when, then = (self._begins(samples.batch.frame), None), (self._begins(samples.next_frame), None)  # type: ignore[assignment]
-        out, after = samples.unroll(critic.features, samples.critic_input, memory, *when)
-        return samples.after(critic.features, samples.next_critic_input, after, *then)[0] if following else out
 
     def values(self, frame: Frame) -> Tensor:
         actions = {}
         for g in self.around:
             peer, rows = self.peers[g], frame[g].active.shape[1]
             chosen = peer.act(frame, peer.memory(rows, frame[g].active.device), None, False).actions[g]
-            actions[g] = self._masked(frame, g, values.as_vector(chosen, self.spec[g].action))
+            actions[g] = self._masked(frame, g, values.as_vector(chosen, self.spaces[g]))
         own = cat_groups(self.groups, actions.__getitem__, 2)
         critic: Any = self.critics[0]
         features = critic.features(self.observations.critic_input(frame))[0]

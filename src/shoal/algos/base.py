@@ -4,14 +4,14 @@
     update(samples) -> metrics                                               device tensors, nothing is read out
 
 An algorithm never steps a world, logs or opens a file. What learns or counts is a module or a buffer, and so is saved.
-What it can take is declared in class attributes, which `fits` checks before anything starts. What it learns from is prepared in
-`algos/samples.py`, what its nets see in `algos/observations.py`.
+What it can take is declared in class attributes; `algos/checks.py` compares them with the world before anything starts. What it
+learns from is prepared in `algos/samples.py`, what its nets see in `algos/observations.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
+from shoal.algos.checks import bounded, fits
+from shoal.algos.deaths import returns_after_death
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
@@ -261,44 +263,3 @@ class Algorithm(nn.Module, ABC):
     def values_dead(self) -> bool:
         """Whether every agent has a value of its own, which goes on after its death."""
         return self.returns_after_death and not self.as_one
-
-
-def returns_after_death(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
-    """Whether an agent's return goes on after its death, until its team's episode ends: where agents can die, teams are more
-    than one, and their pay is common."""
-    if after_death == "team" and not spec.common:
-        raise UserError(
-            "--algo.after-death team is for agents that are paid alike: ask for --reward team-mean or --reward team-sum."
-        )
-    crowd = any(sum(g.n for g in spec.teams[spec[x].team]) > 1 for x in groups)
-    return after_death != "own" and spec.common and crowd and any(spec[g].mortal for g in groups)
-
-
-def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
-    """Refuse, in a sentence, a world that the algorithm cannot take."""
-    name = cls.__name__
-    for g in groups:
-        kind = spec[g].action.kind
-        if kind not in cls.takes:
-            raise UserError(f"{name} takes {' and '.join(cls.takes)} actions; those of {g!r} are {kind}.")
-        if spec[g].mortal and not cls.mortal:
-            raise UserError(f"{name} cannot take agents that die or arrive late, as those of {g!r} do.")
-    if spec.turns and not cls.turns:
-        raise UserError(f"{name} cannot play turn-based worlds.")
-    if cls.reward == "common" and not spec.common:
-        raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
-
-
-MOST_COUNT = 10**12
-
-
-def bounded(config: Any, bounds: Mapping[str, tuple[float, float]], positive: Iterable[str] = ()) -> None:
-    """Refuse, in a sentence, settings that are out of bounds; those that are none, or that there are not, are let be."""
-    for name, (low, high) in {**bounds, **dict.fromkeys(positive, (1e-30, 1e30))}.items():
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > MOST_COUNT:
-            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be at most {MOST_COUNT:g}.")
-        if value is not None and not low <= value <= high:
-            most = "at least 0" if high == 1e30 else f"between {low:g} and {high:g}"
-            must = "more than zero" if low == 1e-30 else most
-            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")

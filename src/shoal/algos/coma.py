@@ -62,7 +62,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, bounded
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
@@ -70,7 +71,8 @@ from shoal.algos.target import Target
 from shoal.buffers.minibatches import spans
 from shoal.nets.encoders import WithLastAction
 from shoal.nets.heads import Actor
-from shoal.nets.norm import Running, normaliser
+from shoal.nets.norm import Running
+from shoal.nets.own import normaliser
 from shoal.nets.parts import images_of, vector_width
 from shoal.nets.qnets import QNetwork
 from shoal.ops import losses, values

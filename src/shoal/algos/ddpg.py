@@ -64,7 +64,8 @@ from torch import Tensor, nn
 
 from shoal.algos import defaults
 from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
-from shoal.algos.base import Seat, bounded
+from shoal.algos.base import Seat
+from shoal.algos.checks import bounded
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.heads import Net

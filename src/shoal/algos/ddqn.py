@@ -68,7 +68,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Seat, bounded
+from shoal.algos.base import Acted, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
 from shoal.algos.optimiser import Optimiser
@@ -122,13 +123,14 @@ class DDQN(OffPolicy):
         if self.as_one and c.after_death == "own":
             raise UserError(f"{type(self).__name__} has one value for a team, which ends with it: leave --algo.after-death.")
         self.spaces: dict[str, Any] = {g: spec[g].action for g in groups}
-        self.observations = nn.ModuleDict({g: Observations(self, groups=(g,), zero_dead=self.values_dead) for g in groups})
+        self.observations: Any = nn.ModuleDict({g: Observations(self, groups=(g,), zero_dead=self.values_dead) for g in groups})
         self.online = nn.ModuleDict({g: self._q_network(g, generator) for g in groups})
         self.mixer = self.make_mixer(generator)
         self.set_feed()
         self.noisy_draws = {g: self._q_net(g).noise for g in groups}
         tosses = 2 if c.epsilon_keep else 1  # uniform numbers beside those that choose
-        self.noise = max(tosses + params_of(self.spaces[g]) + self.noisy_draws[g] for g in groups)
+        self.choices = {g: params_of(self.spaces[g]) for g in groups}
+        self.noise = max(tosses + self.choices[g] + self.noisy_draws[g] for g in groups)
         self._rate, self._epsilon = self.schedule("lr"), self.schedule("epsilon", last=c.epsilon_last)
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
         self.place(seat.device)
@@ -137,11 +139,8 @@ class DDQN(OffPolicy):
         self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
 
     def _q_network(self, group: str, generator: torch.Generator) -> QNetwork:
-        c, seen = self.config, self._observations(group)
+        c, seen = self.config, self.observations[group]
         return QNetwork(seen.encoder(generator), self.spaces[group], seen.agents, self.net, generator, c.dueling, c.noisy)
-
-    def _observations(self, group: str) -> Observations:
-        return self.observations[group]  # type: ignore[return-value]
 
     def _q_net(self, group: str, target: bool = False) -> QNetwork:
         nets: Any = self.target.module["agents"] if target else self.online  # type: ignore[index]
@@ -169,12 +168,12 @@ class DDQN(OffPolicy):
             u = noise[g] if noise is not None and explore and self.learns else None
             weights = None if u is None or not self.noisy_draws[g] else u[..., -self.noisy_draws[g] :]
             active = self.remembers(view) if self.recurrent and self.has_inactive else None
-            q, state = self._q_net(g)(self._observations(g).actor_input(frame), memory[g], None, active, noise=weights)
+            q, state = self._q_net(g)(self.observations[g].actor_input(frame), memory[g], None, active, noise=weights)
             actions[g], after[g] = values.best(q, space, view.legal), {**memory[g], **state}
             if u is not None and self.config.epsilon_keep:
                 actions[g], after[g]["random"] = self._explore_on(actions[g], u, memory[g]["random"], view, space)
             elif u is not None:
-                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + params_of(space)], self.epsilon, space, view.legal)
+                actions[g] = epsilon_greedy(actions[g], u[..., : 1 + self.choices[g]], self.epsilon, space, view.legal)
         return Acted(actions, after, {g: {} for g in self.groups})
 
     def _explore_on(self, greedy: Tensor, u: Tensor, before: Tensor, view: View, space: Any) -> tuple[Tensor, Tensor]:
@@ -207,8 +206,9 @@ class DDQN(OffPolicy):
 
     def update_statistics(self, batch: Batch) -> None:
         for g in self.groups:
-            self._observations(g).update(batch.frame)
-        self.update_reward_norm(batch)
+            self.observations[g].update(batch.frame)
+        if self.reward_norm is not None:
+            self.update_reward_norm(batch)
 
     def update(self, samples: Samples) -> dict[str, Tensor]:
         noise = self._noise(samples) if self.config.noisy else {}
@@ -262,6 +262,6 @@ class DDQN(OffPolicy):
         parts = [
             values.double_q(q, q, self.spaces[g], frame[g].legal)
             for g in self.groups
-            for q, _ in (self._q_net(g)(self._observations(g).actor_input(frame)),)
+            for q, _ in (self._q_net(g)(self.observations[g].actor_input(frame)),)
         ]
         return self.joint(torch.cat(parts, 2), None, frame, False).expand(-1, -1, self.n)

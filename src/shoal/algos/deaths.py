@@ -16,11 +16,22 @@ from torch import Tensor
 
 from shoal.ops import losses
 from shoal.ops.values import first_choice
-from shoal.spec import Batch, Box, Frame
+from shoal.spec import Batch, Box, EnvSpec, Frame, UserError
 from shoal.tree import where_rows
 
 if TYPE_CHECKING:
     from shoal.algos.samples import Samples
+
+
+def returns_after_death(spec: EnvSpec, groups: tuple[str, ...], after_death: str) -> bool:
+    """Whether an agent's return goes on after its death, until its team's episode ends: where agents can die, teams are more
+    than one, and their pay is common."""
+    if after_death == "team" and not spec.common:
+        raise UserError(
+            "--algo.after-death team is for agents that are paid alike: ask for --reward team-mean or --reward team-sum."
+        )
+    crowd = any(sum(g.n for g in spec.teams[spec[x].team]) > 1 for x in groups)
+    return after_death != "own" and spec.common and crowd and any(spec[g].mortal for g in groups)
 
 
 def next_frame(samples: Samples) -> Frame:

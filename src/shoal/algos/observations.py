@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from shoal.algos.base import Algorithm
 from shoal.nets.config import NetConfig
-from shoal.nets.encoders import AgentAttention, Encoder, JointEncoder, counts_of, kinds_of
+from shoal.nets.encoders import AgentAttention, Encoder, JointEncoder, ties
 from shoal.nets.heads import Critic
-from shoal.nets.norm import CLIP, Running, normaliser
+from shoal.nets.norm import CLIP, Running
+from shoal.nets.own import normaliser
 from shoal.nets.parts import VECTOR, images_of, parts_of, vector_width
 from shoal.spec import EnvSpec, Frame, Group, UserError, View
 from shoal.tree import cat_groups, tree_map, where_rows
@@ -195,14 +196,3 @@ class Observations(nn.Module):
                 cast(Running, self.norms[g.name]).update(parts_of(view.obs, g)[0], view.alive if g.mortal else None)  # type: ignore[arg-type]
         if self.state_norm is not None and frame.state is not None:
             self.state_norm.update(frame.state)
-
-
-def ties(group: Group) -> list[list[int]]:
-    """Numbers of a flat observation that mean the same of different entities: their statistics are one, or their order would
-    matter after all."""
-    counts, out = counts_of(group), []
-    for kind, at in kinds_of(group).items():
-        if kind != "self":
-            width = len(at) // counts[kind]
-            out += [at[j::width] for j in range(width)]
-    return out

@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Algorithm, LearnerConfig, Replay, bounded
+from shoal.algos.base import Algorithm, LearnerConfig, Replay
+from shoal.algos.checks import bounded
 from shoal.algos.samples import Samples
 from shoal.nets.norm import Running
 from shoal.ops import losses
-from shoal.ops.returns import n_step, turn_values, unsettled_turns
+from shoal.ops.returns import n_step, turn_values
+from shoal.ops.turns import unsettled_turns
 from shoal.spec import Batch, UserError
 from shoal.tree import cat_groups
 
@@ -76,30 +78,39 @@ class OffPolicy(Algorithm, ABC):
 
     def update_reward_norm(self, batch: Batch) -> None:
         """Let the statistics of rewards move by what was collected."""
-        if self.reward_norm is not None:
-            alive = cat_groups(self.groups, lambda g: batch.frame[g].alive, 2) if self.has_inactive else None
-            self.reward_norm.update(cat_groups(self.groups, batch.learner_reward.__getitem__, 2), alive)
+        assert self.reward_norm is not None
+        alive = cat_groups(self.groups, lambda g: batch.frame[g].alive, 2) if self.has_inactive else None
+        self.reward_norm.update(cat_groups(self.groups, batch.learner_reward.__getitem__, 2), alive)
 
     def td_target(self, samples: Samples, value_tp1: Tensor, value_t: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What values learn towards, [T, B, N], and which of it counts; none: all. Valued `as_one`: [T, B, 1]. `value_t` is
         needed where agents move in turn."""
-        c, mask, reward = self.config, samples.valued, samples.reward
-        terminated, cut = samples.terminated, samples.cut
-        if self.as_one:  # they end when nobody goes on; what they are paid while none of them is to move counts as well
-            alive = samples.alive
-            alive = None if alive is None else alive | ~alive.any(-1, keepdim=True)  # where nobody is alive, the mean over all
-            reward = losses.masked_mean(reward, alive, (2,))
-            terminated, cut = terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True)
-            mask = None if mask is None else mask.any(-1, keepdim=True)
+        reward, terminated, cut, mask = samples.reward, samples.terminated, samples.cut, samples.valued
+        if self.as_one:
+            reward, terminated, cut, mask = self._of_team(reward, terminated, cut, mask, samples.alive)
         if self.spec.turns:
-            assert mask is not None
-            assert value_t is not None
-            target = turn_values(reward, value_t, value_tp1, terminated, cut, c.gamma, mask)
-            next_turn = samples.next_turn.any(-1, keepdim=True) if self.as_one else samples.next_turn
-            mask = mask & ~unsettled_turns(terminated, terminated | cut, mask, next_turn)
+            target, mask = self._turn_target(samples, reward, terminated, cut, mask, value_tp1, value_t)
         else:
-            target = n_step(reward, value_tp1, terminated, cut, c.gamma, c.n_step)
+            target = n_step(reward, value_tp1, terminated, cut, self.config.gamma, self.config.n_step)
         return self.learnt(target), None if mask is None else self.learnt(mask)
+
+    def _of_team(
+        self, reward: Tensor, terminated: Tensor, cut: Tensor, mask: Tensor | None, alive: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The same of the one value that all have, [T, B, 1]. It ends when nobody goes on; what agents are paid while none of
+        them is to move counts as well."""
+        alive = None if alive is None else alive | ~alive.any(-1, keepdim=True)  # where nobody is alive, the mean over all
+        mask = None if mask is None else mask.any(-1, keepdim=True)
+        reward = losses.masked_mean(reward, alive, (2,))
+        return reward, terminated.all(-1, keepdim=True), cut.all(-1, keepdim=True), mask
+
+    def _turn_target(
+        self, samples: Samples, reward: Tensor, terminated: Tensor, cut: Tensor, mask: Any, value_tp1: Tensor, value_t: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The same where agents move in turn: of turns alone, and of those after which somebody's next turn is seen."""
+        target = turn_values(reward, value_t, value_tp1, terminated, cut, self.config.gamma, mask)
+        next_turn = samples.next_turn.any(-1, keepdim=True) if self.as_one else samples.next_turn
+        return target, mask & ~unsettled_turns(terminated, terminated | cut, mask, next_turn)
 
     def learnt(self, x: Tensor, time_at: int = 0) -> Tensor:
         """Of steps after the burn-in those that are learnt from: what follows is there for its rewards."""

@@ -9,7 +9,8 @@ An update, `update` of `algos/ppo.py` and `algos/a2c.py`, is made of these parts
 
 A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
 memory before its first step, and gradients go back to there and no further. Minibatches of whole episodes are those of
-`--algo.chunk all --algo.episodes 1`, where no episode ends early.
+`--algo.chunk all --algo.episodes 1`, where no episode ends early. What nets remember is in `algos/recurrence.py`, critics that
+are trained in slices of time in `algos/slices.py`.
 
 A module of the user's own is in eval mode while it acts and values, and in train mode where a gradient is taken: with dropout
 ratios do not begin at one.
@@ -18,9 +19,7 @@ ratios do not begin at one.
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -29,16 +28,19 @@ import torch
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat, bounded
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat
+from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.optimiser import Optimiser
+from shoal.algos.recurrence import add_memory, remember_policy
 from shoal.algos.samples import Samples, in_slabs
-from shoal.buffers.minibatches import minibatches, spans
+from shoal.buffers.minibatches import minibatches
 from shoal.nets.heads import Actor
-from shoal.nets.norm import Running, normaliser
+from shoal.nets.norm import Running
+from shoal.nets.own import normaliser
 from shoal.ops import losses, schedules
-from shoal.ops.distributions import make, noise_of
-from shoal.ops.explore import correlated, random_action
+from shoal.ops.distributions import noise_of
+from shoal.ops.explore import random_draw
 from shoal.ops.returns import gae
 from shoal.ops.schedules import Now
 from shoal.spec import Box, Frame, UserError
@@ -202,7 +204,7 @@ class OnPolicy(Algorithm, ABC):
         obs, legal = self.observations.actor_input(frame), cat(lambda g: frame[g].legal)
         u = None if noise is None else cat(noise.__getitem__)
         if self.recurrent or self.config.noise_keep:
-            pi, u, after = self._remember(frame, cat, cat(memory.__getitem__), obs, legal, u, explore)
+            pi, u, after = remember_policy(self, frame, cat, cat(memory.__getitem__), obs, legal, u, explore)
             memory = split(after)
         else:
             pi = self.actor.unroll(obs, legal)[0]
@@ -210,29 +212,9 @@ class OnPolicy(Algorithm, ABC):
             return Acted(split(pi.mode()), memory, {g: {} for g in self.groups})
         actions, log_prob = pi.draw(u)
         if explore and self.learns and self.config.random_steps:
-            actions, log_prob = self._warm_up(u, legal, actions, log_prob)
+            random, even = random_draw(self.space, u, legal)
+            actions, log_prob = random.where(self.warmup, actions), even.where(self.warmup, log_prob)
         return Acted(split(actions), memory, {g: {"log_prob": x} for g, x in split(log_prob).items()})
-
-    def _remember(
-        self, frame: Frame, cat: Callable[..., Any], before: Any, obs: Any, legal: Any, u: Tensor | None, explore: bool
-    ) -> tuple[Any, Tensor | None, dict[str, Any]]:
-        """The policy, the noise, and what is remembered: by nets, or of the noise (`noise_keep`)."""
-        active = cat(lambda g: self.remembers(frame[g])) if self.recurrent and self.has_inactive else None
-        pi, _, state = self.actor.unroll(obs, legal, before.get("actor"), None, active)
-        after = {**before, "actor": state} if self.recurrent else dict(before)
-        if self.recurrent and explore and self.critic is not None:
-            seen = self.observations.critic_input(frame) if self.observations.central else obs
-            after["critic"] = self.critic.value(seen, before["critic"], None, active)[1]
-        if u is not None and self.config.noise_keep:
-            u, after["noise"] = correlated(u, before["noise"], cat(lambda g: frame[g].start), self.config.noise_keep)
-        return pi, u, after
-
-    def _warm_up(self, u: Tensor, legal: Tensor | None, actions: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """Any action, each as likely, and its log-probability, for the first `random_steps`."""
-        random, even = random_action(self.space, u, legal), torch.full_like(log_prob, -u.shape[-1] * math.log(2))
-        if not isinstance(self.space, Box):
-            even = make(self.space, torch.zeros_like(u), legal).log_prob(random)
-        return random.where(self.warmup, actions), even.where(self.warmup, log_prob)
 
     # --- learning ---
 
@@ -257,50 +239,39 @@ class OnPolicy(Algorithm, ABC):
     @torch.no_grad()
     def prepare(self, samples: Samples) -> tuple[Minibatch, Metrics]:
         """The whole rollout as one minibatch, with values, advantages and targets, and what is to be logged of them."""
-        self._train_mode(False)
+        self.train_mode(False)
         active, valued = samples.active, samples.valued
         if self.spec.turns and samples.unsettled is not None:
             active = valued = samples.active_mask & ~samples.unsettled
         inputs = samples.actor_input, samples.critic_input
         batch = Minibatch(*inputs, samples.action, samples.extra("log_prob"), samples.legal, active, valued)
-        batch.value, after = self._unroll_values(self.value_net, samples)
+        batch.value, value_tp1, after = self._unroll_values(samples)
         if self.recurrent:
-            self._add_memory(batch, samples, after)
-        return batch, self.compute_advantages(samples, batch, after, first=True)
-
-    def _add_memory(self, batch: Minibatch, samples: Samples, after: Any) -> None:
-        """The memory of all nets before each step; `after`: that of the values' net after it."""
-        batch.start, batch.remembers, first = samples.start, samples.remembers, samples.memory
-        states = {self._value_name: after}
-        if self.critic is not None:
-            when = batch.start, batch.remembers
-            states["actor"] = self.actor.unroll(batch.actor_input, batch.legal, first["actor"], *when)[2]
-        batch.memory = {k: tree_map(lambda a, b: torch.cat((a[None], b[:-1])), first[k], x) for k, x in states.items()}
+            add_memory(self, batch, samples, after)
+        known = (batch.value, value_tp1) if self.target is None else None
+        return batch, self.compute_advantages(samples, batch, known, first=True)
 
     @torch.no_grad()
-    def compute_advantages(self, samples: Samples, batch: Minibatch, after: Any = None, first: bool = False) -> Metrics:
-        """Advantages and targets by the critic of now, written into the batch. The `first` time the batch has its values and
-        the memory `after` each step is known; then the statistics of rewards and returns move."""
-        c, norm, critic = self.config, self.value_norm, self.value_net if self.target is None else self.target
-        self._train_mode(False)
-        value = batch.value
-        if not first or self.target is not None:
-            value, after = self._unroll_values(critic, samples)
-        value_tp1, _ = samples.after(self._values_of(critic), samples.next_critic_input, after)
+    def compute_advantages(self, samples: Samples, batch: Minibatch, known: Any = None, first: bool = False) -> Metrics:
+        """Advantages and targets by the critic of now, or by its slow copy, written into the batch. `known`: the values of
+        these frames and of the next, if they are. The `first` time the statistics of rewards and returns move."""
+        c, norm = self.config, self.value_norm
+        self.train_mode(False)
+        value, value_tp1 = known or self._unroll_values(samples, self.target)[:2]
         if first and self.reward_norm is not None:
             self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
-        value, value_tp1 = self._denormalised(value), self._denormalised(value_tp1)
+        value, value_tp1 = self.denormalised(value), self.denormalised(value_tp1)
         ends = samples.terminated, samples.cut
         advantage = gae(samples.reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
         target = advantage + value
-        batch.advantage = self._normalised(advantage, batch.active)
+        batch.advantage = self.normalised(advantage, batch.active)
         metrics = {"explained_variance": losses.explained_variance(value, target, batch.valued)}
         if norm is not None and first:
             norm.update(target, batch.valued)
         batch.target = target if norm is None else norm.normalise(target)
         return metrics
 
-    def _normalised(self, advantage: Tensor, active: Tensor | None) -> Tensor:
+    def normalised(self, advantage: Tensor, active: Tensor | None) -> Tensor:
         scope = self.config.advantage_scope
         if scope in ("none", "batch"):
             return advantage
@@ -310,14 +281,14 @@ class OnPolicy(Algorithm, ABC):
         """So many of them: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]."""
         steps, rows = batch.value.shape[:2]
         if order is None and (not self.recurrent or self.chunk == steps):
-            return [replace(batch, memory=tree_map(_first, batch.memory))]
+            return [replace(batch, memory=tree_map(lambda x: x[0], batch.memory))]
         return minibatches(batch, steps, rows, self.chunk, count, order)
 
     def update_minibatch(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor | None]:
         """One step of actor and critic on one minibatch; the actor's is taken where `keep` holds (none: always). Returns
         metrics, and `keep` for the next one: false once the KL stop was met."""
         c = self.config
-        self._train_mode(True)
+        self.train_mode(True)
         pi, value, _ = self.actor.unroll(batch.actor_input, batch.legal, *batch.memory_of("actor"))
         log_prob, entropy = pi.log_prob_and_entropy(batch.action)
         if c.advantage_scope == "batch":
@@ -364,20 +335,6 @@ class OnPolicy(Algorithm, ABC):
         loss, metrics = losses.value(value, batch.value, batch.target, mask, self.value_clip, c.huber, self.kernels)
         return loss if c.value_weight == 1 else loss * c.value_weight, metrics, losses.active_count(value, mask)
 
-    def update_critic_in_slices(self, batch: Minibatch, fresh: bool = True) -> Metrics:
-        """The critic a slice of time at a time, the last first, towards targets that stay; no step is left out. A `fresh`
-        advantage is the target less the value predicted just before the slice's own step."""
-        self._train_mode(True)
-        done = []
-        for a, b in reversed(spans(len(batch.value), self.slices)):
-            part = tree_map(lambda x: x[a:b], batch)  # noqa: B023
-            done.append(self.update_critic(replace(part, memory=tree_map(_first, part.memory)), self.learning))
-        metrics, predicted, counts = zip(*done, strict=True)
-        if fresh:
-            value = self._denormalised(torch.cat(predicted[::-1]))
-            batch.advantage = self._normalised(self._denormalised(batch.target) - value, batch.active)
-        return losses.weighted_means(list(metrics), list(counts))
-
     @torch.no_grad()
     def finish(self, samples: Samples, steps: list[Metrics], metrics: Metrics) -> Metrics:
         """The target follows, the statistics of observations move; means over the steps, for the log."""
@@ -396,30 +353,21 @@ class OnPolicy(Algorithm, ABC):
         """What values frames: the critic, or the actor where they share a trunk."""
         return self.actor if self.critic is None else self.critic
 
-    @property
-    def _value_name(self) -> str:
-        return "actor" if self.critic is None else "critic"
-
     def values(self, frame: Frame) -> Tensor:
-        return self._denormalised(self._values_of(self.value_net)(self.observations.critic_input(frame))[0])
+        return self.denormalised(in_slabs(self.value_net.value, self.observations.critic_input(frame))[0])
 
-    def _values_of(self, net: Any) -> Any:
-        """A net as a function (input, memory...) -> values, memory; in slabs of bounded size where it has no memory."""
-        return net.value if self.recurrent else partial(in_slabs, net.value)
+    def _unroll_values(self, samples: Samples, net: Any = None) -> tuple[Tensor, Tensor, Any]:
+        """V of all frames and of the true next ones, by the critic or another `net`, and its memory after each frame. Without
+        memory it is evaluated in slabs of bounded size."""
+        critic, name = net or self.critic or self.actor, "actor" if self.critic is None else "critic"
+        value, memory = (critic.value, samples.memory[name]) if self.recurrent else (partial(in_slabs, critic.value), None)
+        value_t, after = samples.unroll(value, samples.critic_input, memory)
+        return value_t, samples.after(value, samples.next_critic_input, after)[0], after
 
-    def _unroll_values(self, net: Any, samples: Samples) -> tuple[Tensor, Any]:
-        """V of all frames, and the memory after each."""
-        memory = samples.memory[self._value_name] if self.recurrent else None
-        return samples.unroll(self._values_of(net), samples.critic_input, memory)
-
-    def _denormalised(self, value: Tensor) -> Tensor:
+    def denormalised(self, value: Tensor) -> Tensor:
         return value if self.value_norm is None else self.value_norm.denormalise(value)
 
-    def _train_mode(self, on: bool) -> None:
+    def train_mode(self, on: bool) -> None:
         """For modules of the user's own; ours know no modes."""
         if self.net.module is not None:
             self.train(on)
-
-
-def _first(x: Tensor) -> Tensor:
-    return x[0]

@@ -86,6 +86,7 @@ from shoal.algos import defaults
 from shoal.algos.base import Seat
 from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
 from shoal.algos.samples import Samples
+from shoal.algos.slices import update_critic_in_slices
 from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
 from shoal.spec import UserError
@@ -143,7 +144,7 @@ class PPO(OnPolicy):
             if epoch and c.advantage_every == "epoch":
                 self.compute_advantages(samples, batch)
             fresh = not epoch or c.advantage_every != "rollout"
-            critic_metrics = self.update_critic_in_slices(batch, fresh) if self.slices else {}
+            critic_metrics = update_critic_in_slices(self, batch, fresh) if self.slices else {}
             for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
                 if c.advantage_every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)

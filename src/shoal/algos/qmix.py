@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.base import bounded
+from shoal.algos.checks import bounded
 from shoal.algos.ddqn import DDQN
 from shoal.algos.observations import Observations, scope_width
 from shoal.nets.mixer import MonotonicMixer

@@ -43,7 +43,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos.actorcritic import ActorCritic, Metrics, QValue
-from shoal.algos.base import Seat, bounded
+from shoal.algos.base import Seat
+from shoal.algos.checks import bounded
 from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
 from shoal.nets.heads import Net

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import ModuleDict
 
-from shoal.algos import deaths
+from shoal.algos import deaths, recurrence
 from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
-from shoal.ops.returns import unsettled_turns
+from shoal.ops.turns import unsettled_turns
 from shoal.spec import Batch, Frame
 from shoal.tree import cat_groups, tree_leaves, tree_map, zero_where
 
@@ -42,10 +42,9 @@ class Samples:
         self.later = batch if not learner.burn_in else after_burn_in(batch, learner.burn_in)  # the burn-in left out
         self.frame, self.noise, self.weight = self.later.frame, batch.noise, batch.weight
         self.values_dead = learner.returns_after_death and not learner.as_one
-        filled = self.later.filled
-        self.filled = None if filled is None else filled[..., None]  # [T, B, 1] what belongs to the sequences; none: all
+        self.filled = None if self.later.filled is None else self.later.filled[..., None]  # [T, B, 1] what belongs; none: all
         known: Any = getattr(learner, "observations", None)  # one for all groups, or one for each
-        self.observations: Observations = cast(Any, known)[self.groups[0]] if isinstance(known, ModuleDict) else known
+        self.observations: Observations = known[self.groups[0]] if isinstance(known, ModuleDict) else known  # type: ignore[assignment]
         self._parts: dict[str, Samples] = {}
         self._normalised: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # of these frames, and of the next
 
@@ -213,15 +212,9 @@ class Samples:
     def unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
         """What a net gives of the inputs `x` [burn-in and T, ...] after the burn-in, and its memory after each of those steps.
         `when`: where memory is zeroed and whose goes on, if not as the agents' own."""
-        return self._unroll(net, x, memory, *(when or (self.start, self.remembers))) if self.learner.recurrent else net(x)
-
-    def _unroll(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
-        if k := self.learner.burn_in:
-            with torch.no_grad():
-                warm, *then = tree_map(lambda t: t[:k], (x, *when))
-                memory = tree_map(lambda t: t[-1], net(warm, memory, *then)[1])
-            x, *when = tree_map(lambda t: t[k:], (x, *when))
-        return net(x, memory, *when)
+        if not self.learner.recurrent:
+            return net(x)
+        return recurrence.unroll(self, net, x, memory, *(when or (self.start, self.remembers)))
 
     def after(self, net: Callable[..., Any], x: Any, memory: Any, *when: Tensor | None) -> Any:
         """What a net gives of the next frames' inputs, one step on from its memory after each step; no gradient goes back."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.algos.base import bounded
+from shoal.algos.checks import bounded
 from shoal.algos.ddpg import DDPG
 from shoal.ops.explore import perturbed
 from shoal.spec import Box

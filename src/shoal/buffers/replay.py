@@ -16,19 +16,16 @@ times a large ring misses most odd slots.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shoal.buffers.capacity import free_bytes, refuse_more_than_is_free
 from shoal.spec import UserError
 from shoal.tree import tree_leaves, tree_map
-
-SHARE = 0.9  # of the memory that is free; the rest is for what learns
 
 
 class Sample(NamedTuple):
@@ -46,22 +43,8 @@ class Leaf:
 
     dtype: torch.dtype
     start: int
-    shape: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        return int(torch.Size(self.shape).numel())
-
-    def viewed(self, part: Tensor) -> Tensor:
-        """[..., width] in its own shape."""
-        return part if len(self.shape) == 1 else part.unflatten(-1, self.shape) if self.shape else part[..., 0]
-
-    def check(self, x: Tensor, lead: int, rows: int, k: int) -> None:
-        if x.dtype != self.dtype or tuple(x.shape[lead:]) != self.shape or x.shape[lead - 1] != rows:
-            raise UserError(
-                f"tensor {k} of a transition is {list(self.shape)} of {self.dtype} for each of {rows} rows here; "
-                f"one of {list(x.shape)} and {x.dtype} does not fit."
-            )
+    width: int
+    shape: tuple[int, ...]  # of one row, [B] left out
 
 
 class Records:
@@ -72,9 +55,10 @@ class Records:
         self.leaves: list[Leaf] = []
         self.widths: dict[torch.dtype, int] = {}
         for x in tree_leaves(transition):
-            leaf = Leaf(x.dtype, self.widths.get(x.dtype, 0), tuple(x.shape[1:]))
+            leaf = Leaf(x.dtype, self.widths.get(x.dtype, 0), x[0].numel(), tuple(x.shape[1:]))
             self.leaves.append(leaf)
             self.widths[x.dtype] = leaf.start + leaf.width
+        self.shapes = [(leaf.dtype, (rows, *leaf.shape)) for leaf in self.leaves]
         self.device = device
         self.store: dict[torch.dtype, Tensor] = {}
 
@@ -85,21 +69,28 @@ class Records:
     def allocate(self) -> None:
         self.store = {d: torch.zeros(self.steps, self.rows, w, dtype=d, device=self.device) for d, w in self.widths.items()}
 
-    def packed(self, tree: Any, lead: int) -> dict[torch.dtype, Tensor]:
-        """A tree of leaves with `lead` dimensions before a record's, end to end."""
+    def put(self, tree: Any, slots: Tensor) -> None:
+        """Write a tree of [T, B, ...] into these slots [T], the leaves of a dtype end to end."""
         if (given := len(tree_leaves(tree))) != len(self.leaves):
             raise UserError(f"a replay of {len(self.leaves)} tensors a transition was given {given}.")
         leaves: list[Tensor] = []
         tree_map(lambda _, x: leaves.append(x), self.tree, tree)  # by name, in whatever order they come
+        if [(x.dtype, tuple(x.shape[1:])) for x in leaves] != self.shapes:
+            raise UserError(self._misfit(leaves))
         parts: dict[torch.dtype, list[Tensor]] = {d: [] for d in self.widths}
-        for k, (x, leaf) in enumerate(zip(leaves, self.leaves, strict=True)):
-            leaf.check(x, lead, self.rows, k)
-            parts[leaf.dtype].append(x.reshape(*x.shape[:lead], leaf.width))
-        return {d: xs[0] if len(xs) == 1 else torch.cat(xs, -1) for d, xs in parts.items()}
+        for x, leaf in zip(leaves, self.leaves, strict=True):
+            parts[leaf.dtype].append(x.reshape(*x.shape[:2], leaf.width))
+        for d, xs in parts.items():
+            self.store[d].index_copy_(0, slots, xs[0] if len(xs) == 1 else torch.cat(xs, -1))
 
-    def put(self, tree: Any, slots: Tensor) -> None:
-        for d, x in self.packed(tree, 2).items():
-            self.store[d].index_copy_(0, slots, x)
+    def _misfit(self, leaves: list[Tensor]) -> str:
+        """Which of these tensors is none of a transition."""
+        k = next(k for k, x in enumerate(leaves) if (x.dtype, tuple(x.shape[1:])) != self.shapes[k])
+        x, leaf = leaves[k], self.leaves[k]
+        return (
+            f"tensor {k} of a transition is {list(leaf.shape)} of {leaf.dtype} for each of {self.rows} rows here; "
+            f"one of {list(x.shape)} and {x.dtype} does not fit."
+        )
 
     def take(self, places: Tensor) -> Any:
         """The records at these places (slot times rows, plus row), of any shape: a tree of [*places.shape, ...]."""
@@ -107,8 +98,9 @@ class Records:
         return self.unpacked(flat)
 
     def unpacked(self, flat: dict[torch.dtype, Tensor]) -> Any:
-        parts = {d: iter(x.split([leaf.width for leaf in self.leaves if leaf.dtype == d], -1)) for d, x in flat.items()}
-        views = iter([leaf.viewed(next(parts[leaf.dtype])) for leaf in self.leaves])
+        """Records [..., width] of each dtype as the tree of their leaves, which are views of them."""
+        parts = (flat[leaf.dtype].narrow(-1, leaf.start, leaf.width) for leaf in self.leaves)
+        views = iter([x.view(*x.shape[:-1], *leaf.shape) for x, leaf in zip(parts, self.leaves, strict=True)])
         return tree_map(lambda _: next(views), self.tree)
 
 
@@ -128,13 +120,7 @@ class ReplayBuffer:
 
     def allocate(self, free: Callable[[torch.device], int | None] | None = None) -> None:
         """Refuses, in a sentence, what does not fit into the memory that is free."""
-        room = (free or free_bytes)(self.device)
-        if room is not None and self.bytes > (room := int(room * SHARE)):
-            most = int(self.steps * self.rows * room / self.bytes)
-            raise UserError(
-                f"a replay of {self.steps * self.rows:,} steps takes {size(self.bytes)} on {self.device}, and {size(room)} "
-                f"can be had: give a smaller --algo.capacity, of {most:,} at most (COMA's --algo.replay counts episodes)."
-            )
+        refuse_more_than_is_free(self.bytes, self.steps * self.rows, self.device, free or free_bytes)
         self.transitions.allocate()
         self.initial_memory.allocate()
 
@@ -219,34 +205,3 @@ class Uniform:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         return None
-
-
-# --- memory ---
-
-
-def size(n: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if n < 999.5:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:,.3g} GB" if n < 999.5 else f"{n:,.0f} GB"
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be had; none where nobody says."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    known = []
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        known.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-            known.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    try:  # a container's own limit
-        most, used, parts = (Path("/sys/fs/cgroup", f"memory.{k}").read_text() for k in ("max", "current", "stat"))
-        cached = dict(line.split() for line in parts.splitlines())["inactive_file"]  # is given up when asked for
-        known.append(int(most) - int(used) + int(cached))
-    except (OSError, KeyError, ValueError):
-        pass
-    return min(known) if known else None

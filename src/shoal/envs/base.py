@@ -174,14 +174,14 @@ class World(Environment, ABC):
         next_frame = self.observe(new)
         if phase == "middle":
             return new, Outcome(move.results, self._no, move.stats, next_frame, next_frame)
-        if phase == "last":
-            over, new = self._yes, self._begun(noise)
-        else:
-            horizon = self.spec.horizon
-            over = self._no if horizon is None else clock >= horizon
-            over = over if move.ended is None else over | move.ended
-            new = where_rows(over, self._begun(noise), new)
+        over, begun = self._yes if phase == "last" else self._over(move, clock), self._begun(noise)
+        new = begun if phase == "last" else where_rows(over, begun, new)
         return new, Outcome(move.results, over, move.stats, next_frame, self.observe(new))
+
+    def _over(self, move: Move, clock: Tensor) -> Tensor:
+        """[B] whose episode ended with this move, or is at the horizon."""
+        over = self._no if self.spec.horizon is None else clock >= self.spec.horizon
+        return over if move.ended is None else over | move.ended
 
     def get_state(self) -> dict[str, Any]:
         return {k: v.clone() for k, v in self.state.items()}

@@ -105,6 +105,17 @@ def counts_of(group: Group) -> dict[str, int]:
     return {s.entity: s.count for s in group.layout}
 
 
+def ties(group: Group) -> list[list[int]]:
+    """Numbers of a flat observation that mean the same of different entities: their statistics are one, or their order would
+    matter after all."""
+    counts, out = counts_of(group), []
+    for kind, at in kinds_of(group).items():
+        if kind != "self":
+            width = len(at) // counts[kind]
+            out += [at[j::width] for j in range(width)]
+    return out
+
+
 class Entities(nn.Module):
     """Attention over the entities that a flat observation is made of, by `layout`; the agent's own numbers ask."""
 

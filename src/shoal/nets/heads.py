@@ -19,12 +19,6 @@ State = dict[str, Tensor]
 Gains = float | tuple[tuple[float, int], ...]
 
 
-NO_MEMORY = (
-    "--net.memory needs an algorithm that hands its nets their memory, and this one does not: take --net.memory none, or carry "
-    "it from step to step in `memory`, as algos/onpolicy.py does."
-)
-
-
 def _not_a_row(x: Any, width: int) -> str:
     given = f"{list(x.shape)} of {x.dtype}".replace("torch.", "") if isinstance(x, Tensor) else type(x).__name__
     return (
@@ -82,8 +76,6 @@ class Net(nn.Module):
         x = self.body(x if self.encoder is None else self.encoder(x))
         if self.memory is None:
             return x, {}
-        if state is None:
-            raise UserError(NO_MEMORY)
         after = self.memory(x, state, start, active)
         return self.out(after["hidden"]), after
 

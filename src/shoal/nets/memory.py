@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import affine
+from shoal.spec import UserError
 from shoal.tree import tree_map, where_rows
 
 State = dict[str, Tensor]
+
+NO_MEMORY = (
+    "--net.memory needs an algorithm that hands its nets their memory, and this one does not: take --net.memory none, or carry "
+    "it from step to step in `memory`, as algos/onpolicy.py does."
+)
 
 
 class Memory(nn.Module):
@@ -32,8 +38,10 @@ class Memory(nn.Module):
         """One step from `state`: x [..., N, F], start and active [..., N]."""
         return self._step(self.inward(x), state, start, active)
 
-    def forward(self, x: Tensor, state: State, start: Tensor | None, active: Tensor | None) -> State:
+    def forward(self, x: Tensor, state: State | None, start: Tensor | None, active: Tensor | None) -> State:
         """The states after each of the steps x [T, B, N, F], from the state before the first; without `start` x is one step."""
+        if state is None:
+            raise UserError(NO_MEMORY)
         if start is None:
             return self._step(self.inward(x), state, None, active)
         after = []

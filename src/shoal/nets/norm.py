@@ -1,6 +1,7 @@
 """Running normalisers: mean and variance of all that was seen, merged batch by batch; saved with the weights.
 
-One of the user's own is an nn.Module with the same three methods, made as Class(width), or Class() for single numbers:
+One of the user's own (`nets/own.py`) is an nn.Module with the same three methods, made as Class(width), or Class() for single
+numbers:
 
     update(x, mask)      x [..., width], and which of the leading dimensions count, or none
     normalise(x, clip)   the same shape; held within the clip where there is one
@@ -9,15 +10,12 @@ One of the user's own is an nn.Module with the same three methods, made as Class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from shoal.ids import own_object
 from shoal.ops.losses import masked_mean
-from shoal.spec import UserError
 
 CLIP = 10.0  # normalised observations are held within this
 
@@ -59,8 +57,7 @@ class Running(nn.Module):
         if self.share is not None:
             pooled = self.share @ mean
             mean, var = pooled, self.share @ (var + (mean - pooled).square())
-        total = self.count + n
-        delta = mean - self.mean
+        total, delta = self.count + n, mean - self.mean
         share = n / total.clamp(min=1)
         merged = self.var * (self.count / total.clamp(min=1)) + var * share + delta.square() * share * (1 - share)
         self.var.copy_(torch.where(total > 0, merged, self.var))
@@ -79,20 +76,3 @@ class Running(nn.Module):
 
     def denormalise(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.shift.to(x.dtype), x, self.scale.to(x.dtype))
-
-
-def normaliser(name: str | None, flag: str = "--algo.normaliser") -> Callable[..., Any]:
-    """The class to make normalisers of: `Running`, or the user's own, which is tried."""
-    if name is None:
-        return Running
-    cls = own_object(name, flag)
-    try:
-        one, x = cls(2), torch.ones(3, 2)
-        one.update(x, torch.ones(3, dtype=torch.bool))
-        shapes = {tuple(one.normalise(x, CLIP).shape), tuple(one.denormalise(x).shape)}
-        cls().update(torch.ones(3), None)
-    except Exception as e:  # whatever the user's class does
-        raise UserError(f"{flag} is {name}, which does not do what a normaliser does: {type(e).__name__}: {e}.") from e
-    if not isinstance(one, nn.Module) or shapes != {(3, 2)}:
-        raise UserError(f"{flag} is {name}: it must be an nn.Module that keeps shapes, so that it is saved with the weights.")
-    return cls

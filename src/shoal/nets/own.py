@@ -1,12 +1,16 @@
-"""A module of the user's own in place of the perceptrons (`--net.module`)."""
+"""Modules of the user's own: for the perceptrons (`--net.module`), and for the running normalisers (`--algo.normaliser`)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from shoal.ids import own_object
 from shoal.nets.config import NetConfig
+from shoal.nets.norm import CLIP, Running
 from shoal.spec import UserError
 
 
@@ -38,3 +42,20 @@ def own_module(
             f"--net.module {net.module} made {shape} of an input {[2, n, width_in]}: it must make {[2, n, width_out]}."
         )
     return module.train()
+
+
+def normaliser(name: str | None, flag: str = "--algo.normaliser") -> Callable[..., Any]:
+    """The class to make normalisers of: `Running`, or the user's own, which is tried."""
+    if name is None:
+        return Running
+    cls = own_object(name, flag)
+    try:
+        one, x = cls(2), torch.ones(3, 2)
+        one.update(x, torch.ones(3, dtype=torch.bool))
+        shapes = {tuple(one.normalise(x, CLIP).shape), tuple(one.denormalise(x).shape)}
+        cls().update(torch.ones(3), None)
+    except Exception as e:  # whatever the user's class does
+        raise UserError(f"{flag} is {name}, which does not do what a normaliser does: {type(e).__name__}: {e}.") from e
+    if not isinstance(one, nn.Module) or shapes != {(3, 2)}:
+        raise UserError(f"{flag} is {name}: it must be an nn.Module that keeps shapes, so that it is saved with the weights.")
+    return cls

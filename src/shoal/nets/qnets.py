@@ -58,7 +58,6 @@ class ActionCritic(nn.Module):
             x = x[..., None, :] if self.n == 1 else x[..., None, :].expand(*x.shape[:-1], self.n, x.shape[-1])
         if self.memory is None:
             return x, {}
-        assert state is not None
         after = self.memory(self.body(x), state, start, active)
         return after["hidden"], after
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,14 @@ EDGE = 1e-7  # uniform numbers are kept so far from 0 and 1
 def random_action(space: Space, noise: Tensor, legal: Tensor | None) -> Tensor:
     """Any action, each as likely. noise [..., A], or of continuous actions [..., D]."""
     return noise * 2 - 1 if isinstance(space, Box) else make(space, torch.zeros_like(noise), legal).sample(noise)
+
+
+def random_draw(space: Space, noise: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same, and its log-probability [...]."""
+    action = random_action(space, noise, legal)
+    if isinstance(space, Box):  # even over [-1, 1] in each dimension
+        return action, noise.new_full(noise.shape[:-1], -noise.shape[-1] * math.log(2))
+    return action, make(space, torch.zeros_like(noise), legal).log_prob(action)
 
 
 def correlated(noise: Tensor, before: Tensor, start: Tensor, keep: float) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.ops.kernels import for_device
+from shoal.ops.turns import reward_until_turn
 
 
 def steps_that_count(steps: float, gamma: float) -> float:
@@ -48,9 +49,7 @@ def gae(
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
     value_tp1 is V of the true next observation. Only `terminated` stops the bootstrap; `cut` (the episode is over, or
-    the agent is gone from the next frame) stops the trace. With `active`, steps in which an agent waits pass its reward
-    back to its last turn, whose next value is taken at its next turn; gamma then counts the agent's own turns, and the
-    advantage of a step without a turn is zero. So is that of turns that are `unsettled`, which nothing is known of yet.
+    the agent is gone from the next frame) stops the trace. `active` and `unsettled` are for turns, see `_turn_gae`.
     """
     shape = reward.shape
     assert value_t.shape == value_tp1.shape == terminated.shape == cut.shape == shape, "gae wants everything [T, B, N]"
@@ -74,30 +73,14 @@ def _traced(delta: Tensor, trace: Tensor) -> Tensor:
 def _turn_gae(
     reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, gamma: float, lam: float, active: Tensor, unsettled: Any
 ) -> Tensor:
-    reward, value_tp1 = _at_turns(reward, value_t, value_tp1, ends, active)
+    """Steps in which an agent waits pass its reward back to its last turn, whose next value is taken at its next turn; gamma
+    counts the agent's own turns. The advantage of a step without a turn is zero, and so is that of turns that are `unsettled`,
+    which nothing is known of yet."""
+    reward, value_tp1 = reward_until_turn(reward, value_t, value_tp1, ends, active)
     delta = (reward + gamma * value_tp1 - value_t) * (active if unsettled is None else active & ~unsettled)
     goes_on = (~ends).to(delta.dtype)
     trace = torch.where(active, gamma * lam * goes_on, goes_on)  # waiting hands the next turn's advantage on
     return _traced(delta, trace) * active
-
-
-def unsettled_turns(terminated: Tensor, ends: Tensor, active: Tensor, turn_tp1: Tensor) -> Tensor:
-    """[T, B, N] the steps after which an agent waits until the rollout or its episode is cut off. Values are learnt in one's
-    own turns alone, so that there is none to bootstrap such a turn from. `turn_tp1`: whose V(next) is learnt."""
-    unsettled = ~terminated & ~turn_tp1
-    for t in range(ends.shape[0] - 2, -1, -1):
-        unsettled[t] = torch.where(ends[t], unsettled[t], ~active[t + 1] & unsettled[t + 1])
-    return unsettled
-
-
-def _at_turns(reward: Tensor, value_t: Tensor, value_tp1: Tensor, ends: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """For each turn, the reward summed until the next turn and the value there; `value_tp1` is zero where terminated."""
-    reward, value_tp1 = reward.clone(), value_tp1.clone()
-    for t in range(reward.shape[0] - 2, -1, -1):
-        waits = ~ends[t] & ~active[t + 1]  # nothing of the agent's own begins at t + 1: look through it
-        value_tp1[t] = torch.where(ends[t], value_tp1[t], torch.where(active[t + 1], value_t[t + 1], value_tp1[t + 1]))
-        reward[t] = reward[t] + reward[t + 1] * waits
-    return reward, value_tp1
 
 
 def n_step(reward: Tensor, value_tp1: Tensor, terminated: Tensor, cut: Tensor, gamma: float, n: int) -> Tensor:
@@ -137,5 +120,5 @@ def turn_values(
 ) -> Tensor:
     """r + gamma (1 - terminated) V where agents move in turn: the reward summed until an agent's next turn, and the value
     there. Of steps in which it does not act, nothing is said."""
-    reward, value = _at_turns(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, active)
+    reward, value = reward_until_turn(reward.to(value_t.dtype), value_t, value_tp1 * ~terminated, terminated | cut, active)
     return reward + gamma * value

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algos.base import fits
+from shoal.algos.checks import fits
 from shoal.envs.base import Environment
 from shoal.envs.rows import in_words, parts
 from shoal.envs.vector import Host

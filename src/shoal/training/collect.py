@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -84,13 +85,12 @@ class Collector:
     def collect(self, steps: int) -> Batch:
         memory, world_noise = self.memory, self._uniform(steps, self.env.rows, self.env.noise)
         noise = self.players.noise(self.generator, steps, self.env.rows)
-        batch, stats, lost = self._steps(steps, noise, world_noise)
+        batch = self._steps(steps, noise, world_noise)
         batch.memory = memory
-        self.episode_stats.count({g: r.reward for g, r in batch.results.items()}, batch.over, stats, lost)
         return batch
 
-    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> tuple[Batch, dict[str, Tensor], Any]:
-        """So many of all rows at once: what happened, the worlds' stats, and what was lost."""
+    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> Batch:
+        """So many of all rows at once."""
         for t in range(steps):
             acted = self.players.act(self.frame, self.memory, {g: x[t] for g, x in noise.items()}, explore=True)
             outcome = play(self.env, acted.actions, world_noise[t])
@@ -98,10 +98,9 @@ class Collector:
             self.frame, self.memory = outcome.frame, acted.memory
         return self.buffer.take()
 
-    def _record(self, frame: Frame, memory: Any, acted: Acted, outcome: Outcome) -> tuple[Batch, dict[str, Tensor], Any]:
-        before = memory if self.remembers else None
-        step = Batch(frame, outcome.next, acted.actions, outcome.results, outcome.over, acted.extras, {}, memories=before)
-        return step, outcome.stats, outcome.lost
+    def _record(self, frame: Frame, memory: Any, acted: Acted, o: Outcome) -> Batch:
+        step = Batch(frame, o.next, acted.actions, o.results, o.over, acted.extras, {}, stats=o.stats, lost=o.lost)
+        return replace(step, memories=memory) if self.remembers else step
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, device=self.generator.device)

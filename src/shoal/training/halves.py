@@ -32,7 +32,7 @@ class HalvesCollector(Collector):
             env.rewind(rows)
             raise
 
-    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> tuple[Batch, dict[str, Tensor], Any]:
+    def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> Batch:
         env: Any = self.env
         frames = [tree_map(lambda x, half=half: x[half], self.frame) for half in env.halves]
         memories = [tree_map(lambda x, half=half: x[half], self.memory) for half in env.halves]

@@ -27,7 +27,7 @@ from shoal.training import checkpoint
 from shoal.training.diverged import check_finite
 from shoal.training.ending import compare_with_best
 from shoal.training.evaluate import AbandonedError
-from shoal.training.offpolicy import memory_to_store, transitions_of
+from shoal.training.offpolicy import transitions_of
 from shoal.training.parts import LoopParts
 from shoal.training.seeds import global_seed
 from shoal.training.session import session
@@ -40,38 +40,42 @@ class Loop(LoopParts):
 
     def iterate(self) -> None:
         """Collect a rollout and learn from it; then from the replay, as often as these steps are worth."""
-        before, rollouts = self.step, self.step // (self.rollout * self.env.rows)
-        updates = {id(trainer.algorithm): trainer.updates_due(before) for trainer in self.trainers}
+        before, after = self.step, self.step + self.rollout * self.env.rows
+        done = {id(trainer.algorithm): trainer.updates_due(before) for trainer in self.trainers}
+        due = [trainer.updates_due(after) - trainer.updates_due(before) for trainer in self.trainers]
         self.now.fill_(self.step)
         for a in self.learners:
-            a.set_schedules(Now(before, self.config.steps, updates.get(id(a), rollouts)))
+            a.set_schedules(Now(before, self.config.steps, done.get(id(a), before // (after - before))))
+        for trainer in self.trainers:
+            trainer.set_schedules(Now(before, self.config.steps, 0))
         seed = self.config.seed, "modules", self.step
         with global_seed(*seed, device=self.env.device) if self.draws_globally else nullcontext():
             self.on_device()
-            self.step += self.rollout * self.env.rows
-            for k, trainer in enumerate(self.trainers):
-                trainer.set_schedules(Now(before, self.config.steps, 0))
-                for _ in range(trainer.updates_due(self.step) - trainer.updates_due(before)):
+            self.step = after
+            for k, updates in enumerate(due):
+                for _ in range(updates):
                     self.on_device_updates[k]()  # if it cannot be captured, the next one is the plain trainer
 
     def collect_and_update(self) -> None:
         """What an iteration is on the device: nothing here waits for it or looks at it, so that it can be captured."""
         batch = self.collector.collect(self.rollout)
-        if self.not_finite is not None:
-            steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
-            self.not_finite.note(batch, steps)
         self.shaping(batch)
         self.bonus(batch)
-        self.overestimation.count(batch)
+        for limit in self.overestimation.limits.values():
+            limit.count(batch)
         for a in self.learners:
             if isinstance(a.feed, Rollout):
                 self.update(a, batch)
         if self.replay is not None:
-            learners = [trainer.algorithm for trainer in self.trainers]
-            self.replay.put(transitions_of(batch), memory_to_store(learners, batch.memories or batch.memory))
+            memory = batch.memories or batch.memory
+            self.replay.put(transitions_of(batch), {g: memory[g] for g in self.stored_memory})
             for trainer in self.trainers:
                 trainer.sampler.wrote(self.rollout)
                 trainer.algorithm.update_statistics(batch)
+        self.collector.episode_stats.count(batch)
+        if self.not_finite is not None:
+            steps = self.now + torch.arange(self.rollout, device=self.env.device) * self.env.rows
+            self.not_finite.note(batch, steps)
 
     def bonus(self, batch: Batch) -> None:
         """The hook for intrinsic rewards, to be added to `batch.learner_reward`. There are none here."""

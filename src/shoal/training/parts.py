@@ -26,14 +26,15 @@ from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_n
 from shoal.training.finite import FirstNotFinite
 from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
-from shoal.training.offpolicy import cost, make_trainers
 from shoal.training.overestimation import Overestimation
 from shoal.training.players import common_pay, decide_reward, load_weights, make_players, recorded_players, rollout_steps
+from shoal.training.replay import cost, make_trainers, memory_to_store
 from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.segments import Segments
 from shoal.training.settings import Resolved
-from shoal.training.shaping import Shapers, Shaping, shapers_of
+from shoal.training.shapers import Shapers, shapers_of
+from shoal.training.shaping import Shaping
 from shoal.training.speedup import set_backends, speed_up
 from shoal.training.stats import MetricMeans
 
@@ -91,6 +92,7 @@ class LoopParts(ABC):
             self.remarks += common_pay(self.learners, self.env.spec, self.config.reward)
             self.remarks += [a.remark for a in self.learners if a.remark]
         self.replay, self.trainers = make_trainers(self.learners, self.collector, self.rollout, self.update, self.uniform)
+        self.stored_memory = tuple(memory_to_store(self.learners, self.collector.memory))  # groups whose memory it holds
         self.remarks += [cost(self.replay)] if self.replay is not None else []
         self.on_device: Callable[[], None] = self.collect_and_update
         self.on_device_updates: list[Callable[[], None]] = [*self.trainers]

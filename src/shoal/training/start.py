@@ -14,7 +14,7 @@ from shoal.training.hooks import Hook
 from shoal.training.loop import Loop
 from shoal.training.run import Run
 from shoal.training.settings import Resolved
-from shoal.training.shaping import Shapers
+from shoal.training.shapers import Shapers
 from shoal.training.state import load_loop_state
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.ids import slug
 from shoal.spec import UserError
-from shoal.training.offpolicy import break_off
 from shoal.training.players import restore_players
+from shoal.training.replay import break_off
 from shoal.training.seeds import restore_generator
 from shoal.training.validate import refuse_foreign_actions, refuse_strange
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
-from shoal.spec import UserError
+from shoal.spec import Batch, UserError
 from shoal.tree import tree_map
 
 
@@ -26,10 +26,10 @@ class EpisodeStats:
         self.reward = {g.name: zero(g.n) for g in env.spec.groups}  # all that was earned, ended or not, since the last take
         self.earned = {g.name: zero(g.n) for g in env.spec.groups}  # the same since the last take_earned
 
-    def count(self, rewards: dict[str, Tensor], over: Tensor, stats: dict[str, Tensor], lost: Tensor | None = None) -> None:
-        """rewards [T, B, N], over [T, B], stats [T, B]; where `lost` [T, B] an episode was cut off by an accident, and is left
-        out. A row's steps are added up episode by episode: the k-th to be seen here into slot k, the one under way among them,
-        without a look at the data."""
+    def count(self, batch: Batch) -> None:
+        """Where a row was `lost` its episode was cut off by an accident, and is left out. A row's steps are added up episode by
+        episode: the k-th to be seen here into slot k, the one under way among them, without a look at the data."""
+        rewards, over, stats, lost = {g: r.reward for g, r in batch.results.items()}, batch.over, batch.stats, batch.lost
         slot = over.long().cumsum(0) - over.long()  # [T, B] ends before this step
         ended, row = over.long().sum(0), torch.arange(over.shape[1], device=over.device)  # so many slots are whole
         whole = torch.arange(len(over) + 1, device=over.device)[:, None] < ended  # [T + 1, B]
@@ -51,7 +51,7 @@ class EpisodeStats:
             total = reward.double().sum((0, 1)) / over.shape[1]
             self.reward[name] += total
             self.earned[name] += total
-        self.episodes += (over if lost is None else over & ~lost).sum()
+        self.episodes += whole.sum()
 
     def take(self) -> dict[str, Tensor]:
         """Means since the last take, as metrics; then begin anew. NaN where no episode ended."""

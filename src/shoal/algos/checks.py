@@ -1,0 +1,40 @@
+"""What is checked before anything starts: settings within their bounds, and worlds that an algorithm can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.spec import EnvSpec, UserError
+
+if TYPE_CHECKING:
+    from shoal.algos.base import Algorithm
+
+MOST_COUNT = 10**12
+
+
+def fits(cls: type[Algorithm], spec: EnvSpec, groups: Iterable[str]) -> None:
+    """Refuse, in a sentence, a world that the algorithm cannot take."""
+    name = cls.__name__
+    for g in groups:
+        kind = spec[g].action.kind
+        if kind not in cls.takes:
+            raise UserError(f"{name} takes {' and '.join(cls.takes)} actions; those of {g!r} are {kind}.")
+        if spec[g].mortal and not cls.mortal:
+            raise UserError(f"{name} cannot take agents that die or arrive late, as those of {g!r} do.")
+    if spec.turns and not cls.turns:
+        raise UserError(f"{name} cannot play turn-based worlds.")
+    if cls.reward == "common" and not spec.common:
+        raise UserError(f"{name} needs agents that are paid alike: ask for --reward team-mean or --reward team-sum.")
+
+
+def bounded(config: Any, bounds: Mapping[str, tuple[float, float]], positive: Iterable[str] = ()) -> None:
+    """Refuse, in a sentence, settings that are out of bounds; those that are none, or that there are not, are let be."""
+    for name, (low, high) in {**bounds, **dict.fromkeys(positive, (1e-30, 1e30))}.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > MOST_COUNT:
+            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be at most {MOST_COUNT:g}.")
+        if value is not None and not low <= value <= high:
+            most = "at least 0" if high == 1e30 else f"between {low:g} and {high:g}"
+            must = "more than zero" if low == 1e-30 else most
+            raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")
