@@ -30,9 +30,10 @@ Knobs, and what they do
 
   The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
   ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence
-  near a target, by `lr_kl_factor` and between `lr_kl_least` and `lr_kl_most`. `entropy` keeps the policy from settling, from a maximum to a minimum if it has a schedule. `advantage_scope`
-  normalises advantages over a minibatch (batch), the rollout of the group, or that of each agent; agents that are paid on
-  unlike scales want the last. `advantage_every` computes them anew as the critic learns.
+  near a target, by `lr_kl_factor` and between `lr_kl_least` and `lr_kl_most`. `entropy` keeps the policy from settling, from a
+  maximum to a minimum if it has a schedule. `advantage_scope` normalises advantages over a minibatch (batch), the rollout of
+  the group, or that of each agent; agents that are paid on unlike scales want the last. `advantage_every` computes them anew
+  as the critic learns.
 
   The critic. `critic` own, team or world; `critic_input` its state, the joined observations, or for each agent the state beside
   its own observation. `value_clip`, `huber`, `value_weight` shape its loss; `lr_critic` its rate; `target_tau` takes values
@@ -40,10 +41,10 @@ Knobs, and what they do
   stay; the advantage then is the target less the value predicted just before that slice's step.
 
   Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, one of PyTorch's as
-  StepLR:step_size=100,gamma=0.5, a class of yours) and `lr_last`; `optimiser` adamw, adam, rmsprop or sgd with `beta1`, `beta2`,
-  `eps`, `momentum`; `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one trunk for both, memory,
-  attention, convolutions, bf16, or a module of yours. Every knob but the rollout's
-  length can be set for one group: `--algo.adversary.lr 1e-3`.
+  StepLR:step_size=100,gamma=0.5, a class of yours) and `lr_last`; `optimiser` adamw, adam, rmsprop or sgd with `beta1`,
+  `beta2`, `eps`, `momentum`; `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one
+  trunk for both, memory, attention, convolutions, bf16, or a module of yours. Every knob but the rollout's length can be set
+  for one group: `--algo.adversary.lr 1e-3`.
 
 Defaults follow from the world (`algos/defaults.py`) and were chosen on fourteen tasks (docs/defaults.md). A rate that falls to
 zero is what makes a run end at its best: with a constant one CartPole was left and found again. On simple_spread there is a
