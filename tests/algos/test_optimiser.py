@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algos.optimiser import Optimiser
+from shoal.algos.optimiser import Optimiser, StepRule
 from shoal.algos.target import Target
 
 # --- descending ---
@@ -83,6 +84,60 @@ def test_two_steps_by_hand() -> None:
     assert net.weight.item() == pytest.approx(0.8733666, abs=1e-6)
     assert optimiser.first.item() == pytest.approx(0.16, rel=1e-5)
     assert optimiser.second.item() == pytest.approx(0.019984, rel=1e-5)
+
+
+RULES: dict[str, tuple[StepRule, Any]] = {
+    "adamw": (StepRule("adamw", 0.8, 0.99, 1e-3), partial(torch.optim.AdamW, betas=(0.8, 0.99), eps=1e-3)),
+    "adam": (StepRule("adam"), partial(torch.optim.Adam, eps=1e-5)),
+    "rmsprop": (StepRule("rmsprop", beta2=0.9, eps=1e-4), partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4)),
+    "rmsprop, momentum": (StepRule("rmsprop", beta2=0.99, momentum=0.7), partial(torch.optim.RMSprop, eps=1e-5, momentum=0.7)),
+    "sgd": (StepRule("sgd"), torch.optim.SGD),
+    "sgd, momentum": (StepRule("sgd", momentum=0.9), partial(torch.optim.SGD, momentum=0.9)),
+}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_pytorchs(name: str, decay: float) -> None:
+    """Step by step, and a step that is not kept changes nothing."""
+    rule, theirs = RULES[name]
+    mine, other = small(), small()
+    optimiser = Optimiser([mine], 0.03, decay, rule=rule)
+    reference = theirs(other.parameters(), lr=0.03, weight_decay=decay)
+    for k in range(9):
+        before = everything(mine, optimiser)
+        optimiser.descend(error(mine, k + 1), 6, torch.tensor(False))
+        assert same(before, everything(mine, optimiser))
+        optimiser.descend(error(mine, k), 6, torch.tensor(True))
+        reference.zero_grad()
+        (error(other, k) / 6).backward()
+        reference.step()
+        torch.testing.assert_close(weights(mine), weights(other), rtol=1e-4, atol=2e-6)
+    assert optimiser.steps.item() == 9
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_gradient_that_is_not_finite_is_not_followed_whatever_the_rule(name: str) -> None:
+    net = small()
+    optimiser = Optimiser([net], 0.03, rule=RULES[name][0])
+    optimiser.descend(error(net, 0), 6)
+    before = everything(net, optimiser)
+    optimiser.descend(error(net, 1) * math.inf, 6)
+    assert optimiser.broken
+    assert same(before, everything(net, optimiser), leave=("broken",))
+
+
+def test_rmsprop_and_momentum_by_hand() -> None:
+    """One weight w = 1, slopes 4 and then -2, rate 0.1. RMSprop, mean squares of which half stays, eps 0: v = 8, w = 1 - 0.4 /
+    2.828427 = 0.8585786; v = 6, w + 0.2 / 2.4494897 = 0.9402283. SGD with momentum 0.5: b = 4, w = 0.6; b = 0, w = 0.6."""
+    expected = {"rmsprop": (0.8585786, 0.9402283), "sgd": (0.6, 0.6)}
+    for rule in (StepRule("rmsprop", beta2=0.5, eps=0.0), StepRule("sgd", momentum=0.5)):
+        net = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(net.weight)
+        optimiser = Optimiser([net], 0.1, rule=rule)
+        for slope, then in zip((4, -2), expected[rule.name], strict=True):
+            optimiser.descend(net.weight.sum() * slope, 1)
+            assert net.weight.item() == pytest.approx(then, abs=1e-6)
 
 
 def test_decay_by_hand() -> None:

@@ -63,6 +63,49 @@ def test_exponential_by_update_or_by_step_halves_at_each_and_stops_at_the_last()
     assert value("exponential:1/update", 0, 99) == 8.0
 
 
+def test_pytorchs_schedulers_make_a_step_for_each_update() -> None:
+    assert [value("StepLR:step_size=2,gamma=0.5", 999, k) for k in range(6)] == [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]
+    assert [value("MultiStepLR:milestones=[1,3],gamma=0.1", 0, k) for k in (0, 1, 2, 3)] == pytest.approx([8, 0.8, 0.8, 0.08])
+    assert value("CosineAnnealingLR:T_max=4,eta_min=2", 0, 2) == pytest.approx(5.0)
+
+
+def test_what_a_pytorch_scheduler_gives_follows_from_the_number_of_updates_alone() -> None:
+    """Asked anew, or earlier again: as a resumed run does."""
+    schedule = make("ExponentialLR:gamma=0.5", 8.0, 0.0, FLAG)
+    assert [schedule(Now(0, 1, k)) for k in (3, 3, 4, 1, 0)] == [1.0, 1.0, 0.5, 4.0, 8.0]
+
+
+def test_a_scheduler_of_the_users_own_derives_from_pytorchs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch.optim.lr_scheduler import LRScheduler\n"
+        "class Halves(LRScheduler):\n"
+        "    def get_lr(self):\n"
+        "        return [lr * 0.5**self.last_epoch for lr in self.base_lrs]\n"
+    )
+    schedule = make(f"{tmp_path}/mine.py:Halves", 8.0, 0.0, FLAG)
+    assert [schedule(Now(0, 1, k)) for k in range(4)] == [8.0, 4.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("StepLR", "missing 1 required positional argument: 'step_size'"),
+        ("StepLR:step=3", "unexpected keyword argument 'step'"),
+        ("StepLR:step_size=0", "ZeroDivisionError"),
+        ("StepLR:3", "arguments are name=number"),
+        ("StepLR:step_size=open(1)", "arguments are name=number"),
+        ("StepLR:step_size=(", "arguments are name=number"),
+        ("ReduceLROnPlateau:factor=0.5", "metrics"),
+        ("SteppLR", "did you mean 'StepLR'"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_made_is_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(UserError) as e:
+        make(text, 8.0, 2.0, FLAG)
+    assert str(e.value).startswith(f"{FLAG} is ")
+    assert words in str(e.value)
+
+
 def test_a_class_of_the_users_own_is_made_of_first_and_last_and_called_with_now(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Stairs:\n"
@@ -128,3 +171,10 @@ def test_kl_names_a_divergence_to_aim_at() -> None:
 def test_a_rate_is_adapted_to_the_divergence(rate: float, kl: float, expected: float) -> None:
     adapted = kl_adapted(torch.tensor(rate), torch.tensor(kl), 0.01)
     assert adapted.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_adaptive_rate_moves_by_its_factor_between_its_bounds() -> None:
+    rate = torch.tensor(0.1)
+    moved = [kl_adapted(rate, torch.tensor(kl), 0.01, 2.0, 0.06, 0.15).item() for kl in (0.021, 0.01, 0.004)]
+    assert moved == pytest.approx([0.06, 0.1, 0.15])  # 0.05 and 0.2, held
+    assert kl_adapted(rate, torch.tensor(0.021), 0.01, 2.0, 0.01, 1.0).item() == pytest.approx(0.05)

@@ -17,6 +17,7 @@ MINE = '''"""Objects of a user's own."""
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.nets.norm import Running
 
@@ -27,6 +28,11 @@ class Halving:
 
     def __call__(self, now):
         return max(self.first * 0.5**now.updates, self.last)
+
+
+class Halves(LRScheduler):
+    def get_lr(self):
+        return [lr * 0.5**self.last_epoch for lr in self.base_lrs]
 
 
 class Bound(Running):
@@ -126,6 +132,17 @@ CASES = [
     *each("algo.lr_schedule", ["constant", *SCHEDULES, "kl", "kl:0.01"]),
     *each("algo.lr_schedule", ["kl"], algo__lr_critic=3e-3),
     *each("algo.lr_last", [0.5], algo__lr_schedule="linear"),
+    *each("algo.lr_schedule", ["StepLR:step_size=1,gamma=0.5", "{mine}/mine.py:Halves"]),
+    *each("algo.lr_kl_factor", [3.0], algo__lr_schedule="kl"),
+    *each("algo.lr_kl_least", [2e-3], algo__lr_schedule="kl:1e-9"),
+    *each("algo.lr_kl_most", [1.1e-3], algo__lr_schedule="kl:1.0"),
+    *each("algo.optimiser", ["adam"], algo__weight_decay=0.1),
+    *each("algo.optimiser", ["rmsprop", "sgd"]),
+    *each("algo.beta1", [0.5]),
+    *each("algo.beta2", [0.5]),
+    *each("algo.eps", [0.1]),
+    *each("algo.momentum", [0.9], algo__optimiser="sgd"),
+    *each("algo.momentum", [0.5], algo__optimiser="rmsprop"),
     *each("algo.weight_decay", [0.1]),
     *each("algo.grad_clip", [None, 0.01]),
     *each("algo.random_steps", [24, 30, 48, 60, 96]),  # the stop, at 48, falls after them and inside
@@ -223,6 +240,13 @@ EVERYTHING = {
     "algo.critic_slices": 3,
     "algo.target_tau": 0.1,
     "algo.advantage_scope": "agent",
+    "algo.optimiser": "rmsprop",
+    "algo.beta2": 0.9,
+    "algo.eps": 1e-4,
+    "algo.momentum": 0.5,
+    "algo.lr_kl_factor": 2.0,
+    "algo.lr_kl_least": 1e-5,
+    "algo.lr_kl_most": 5e-3,
     "algo.normalise_reward": True,
     "algo.normaliser": "{mine}/mine.py:Bound",
     "algo.reward_scale": 0.1,
@@ -258,6 +282,7 @@ APART = {
     "algo.after_death",  # nobody dies
     "algo.episodes",  # or a rollout
     "algo.lr_last",  # not with kl
+    "algo.beta1",  # of Adam
     "algo.critic_input",  # not with attention over agents
     "algo.normalise_value",  # or no normaliser to be replaced
     "algo.normalise_obs",

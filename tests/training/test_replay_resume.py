@@ -93,6 +93,17 @@ def each(option, values, env="simple_spread", algorithm="ddqn", beside=None):
     return [Case(option, v, env, algorithm, beside or {}) for v in values]
 
 
+def optimisers(env="simple_spread", algorithm="ddqn"):
+    return [
+        *each("algo.optimiser", ["rmsprop", "sgd"], env, algorithm),
+        *each("algo.optimiser", ["adam"], env, algorithm, {"algo.weight_decay": 0.1}),
+        *each("algo.beta1", [0.5], env, algorithm),
+        *each("algo.beta2", [0.5], env, algorithm),
+        *each("algo.eps", [0.1], env, algorithm),
+        *each("algo.momentum", [0.9], env, algorithm, {"algo.optimiser": "sgd"}),
+    ]
+
+
 RANKED = {"algo.prioritised": True}
 CASES = [
     *each("algo.rollout", [5]),
@@ -135,6 +146,7 @@ CASES = [
     *each("algo.lr_last", [0.5], beside={"algo.lr_schedule": "linear"}),
     *each("algo.weight_decay", [0.1]),
     *each("algo.grad_clip", [0.01]),
+    *optimisers(),
     *each("algo.normalise_obs", [False]),
     *each("algo.normalise_reward", [True]),
     *each("algo.normaliser", ["{mine}/mine.py:Bound"]),
@@ -192,6 +204,7 @@ COUNTERFACTUAL = [
     *each("algo.lr_schedule", ["constant", "{mine}/mine.py:Halving"]),
     *each("algo.lr_last", [0.5], beside={"algo.lr_schedule": "linear"}),
     *each("algo.weight_decay", [0.1]),
+    *optimisers(),
     *each("algo.grad_clip", [None], beside={"algo.grad_clip": 0.01}),
     *each("algo.normalise_obs", [False], beside=PAST),
     *each("algo.normalise_value", [False]),
@@ -240,6 +253,7 @@ CASES += [
     *each("algo.lr_last", [0.5], COPY, "ddpg", {"algo.lr_schedule": "linear"}),
     *each("algo.lr_critic_schedule", ["{mine}/mine.py:Halving"], COPY, "ddpg"),
     *each("algo.weight_decay", [0.1], COPY, "ddpg"),
+    *optimisers(COPY, "ddpg"),
     *each("algo.grad_clip", [0.01], COPY, "ddpg"),
     *each("algo.normalise_obs", [False], DEATHS, "maddpg"),
     *each("algo.normalise_reward", [True], DEATHS, "ddpg"),

@@ -28,7 +28,6 @@ from shoal.algos.base import Acted, Seat
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
-from shoal.algos.optimiser import Optimiser
 from shoal.algos.recurrence import remember_output, unroll_critic
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
@@ -114,8 +113,8 @@ class ActorCritic(OffPolicy, ABC):
         self._rate = self.schedule("lr")
         self._critic_rate = self.schedule("lr_critic", rate, rate * c.lr_last, schedule)
         self.place(seat.device)
-        self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip, self.kernels)
-        self.critic_optimiser = Optimiser([self.critics], rate, c.weight_decay, c.grad_clip, self.kernels)
+        self.actor_optimiser = self.make_optimiser([self.actor], c.lr)
+        self.critic_optimiser = self.make_optimiser([self.critics], rate)
         self.target = Target(self.critics, self.critic_optimiser, c.target_every * c.delay, c.target_tau)
 
     def make_actor(self, generator: torch.Generator) -> Net:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shoal.algos import defaults
 from shoal.algos.checks import bounded, fits
 from shoal.algos.deaths import returns_after_death
+from shoal.algos.optimiser import TAKES, Optimiser, OptimiserName, StepRule
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
@@ -71,9 +72,16 @@ class LearnerConfig:
     after_death: AfterDeath = "auto"  # a return ends with the agent (own) or its team's episode; auto: team if pay is common
     huber: float | None = None  # value errors beyond this count linearly; none: squared errors
     lr: float | None = 5e-4  # learning rate
-    lr_schedule: str = "linear"  # constant, linear, cosine, exponential, exponential:0.999/update or /step, module:Class
+    lr_schedule: str = "linear"  # constant, linear, cosine, exponential (:0.999/update), StepLR:step_size=100, module:Class
     lr_last: float = 0.0  # share of the learning rate that its schedule ends at
-    weight_decay: float = 0.0  # decoupled, as in AdamW
+    optimiser: OptimiserName = "adamw"  # AdamW, or another of PyTorch's
+    beta1: float | None = None  # of adamw and adam, how much of the mean gradient stays at each step; none: 0.9
+    beta2: float | None = None  # of adamw, adam and rmsprop, how much of its mean square stays; none: 0.999, of rmsprop 0.99
+    eps: float | None = None  # of the same, added to the root of the mean square; none: 1e-5
+    momentum: float | None = None  # of rmsprop and sgd, how much of the last step stays; none: 0
+    weight_decay: float = (
+        0.0  # times a weight: what adamw takes off at each step, times the rate, and the others add to the gradient
+    )
     grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
     normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
     normalise_reward: bool = False  # rewards divided by their running root mean square
@@ -82,8 +90,20 @@ class LearnerConfig:
     shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
 
     def __post_init__(self) -> None:
-        shares = dict.fromkeys(("gamma", "lr_last"), (0.0, 1.0))
-        bounded(self, {**shares, "weight_decay": (0, 1e30)}, ("rollout", "lr", "huber", "grad_clip", "reward_scale"))
+        shares = {
+            **dict.fromkeys(("gamma", "lr_last"), (0.0, 1.0)),
+            **dict.fromkeys(("beta1", "beta2", "momentum"), (0.0, 0.999999)),
+        }
+        bounded(self, {**shares, "weight_decay": (0, 1e30)}, ("rollout", "lr", "huber", "grad_clip", "reward_scale", "eps"))
+        for name in ("beta1", "beta2", "eps", "momentum"):
+            if getattr(self, name) is not None and name not in TAKES[self.optimiser]:
+                takes = " and ".join(f"--algo.{x}" for x in TAKES[self.optimiser])
+                raise UserError(f"--algo.{name} is not for {self.optimiser}, which takes {takes}.")
+
+    @property
+    def step_rule(self) -> StepRule:
+        given = {k: getattr(self, k) for k in TAKES[self.optimiser] if getattr(self, k) is not None}
+        return StepRule(self.optimiser, **{**({"beta2": 0.99} if self.optimiser == "rmsprop" else {}), **given})
 
 
 @dataclass(frozen=True)
@@ -164,6 +184,11 @@ class Algorithm(nn.Module, ABC):
         first = getattr(c, name) if first is None else first
         last = first * getattr(c, f"{name}_last") if last is None else last
         return schedules.make(shape or getattr(c, f"{name}_schedule"), first, last, f"--algo.{name.replace('_', '-')}-schedule")
+
+    def make_optimiser(self, modules: Iterable[nn.Module], rate: float) -> Optimiser:
+        """Over these modules, as the settings say. They must be in their place."""
+        c = self.config
+        return Optimiser(modules, rate, c.weight_decay, c.grad_clip, self.kernels, c.step_rule)
 
     def place(self, device: torch.device | str) -> None:
         """Move all nets to the device, before optimisers lay their weights end to end; there they take their kernels."""

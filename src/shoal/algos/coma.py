@@ -65,7 +65,6 @@ from shoal.algos import defaults
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat
 from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
-from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.buffers.minibatches import spans
@@ -159,8 +158,8 @@ class COMA(Algorithm):
         for g, x in self._others().items():
             self.register_buffer(f"others_{g}", x, persistent=False)
         self.place(seat.device)
-        self.actor_optimiser = Optimiser([self.actors], c.lr, c.weight_decay, c.grad_clip, self.kernels)
-        self.critic_optimiser = Optimiser([self.critics], c.lr_critic or c.lr, c.weight_decay, c.grad_clip, self.kernels)
+        self.actor_optimiser = self.make_optimiser([self.actors], c.lr)
+        self.critic_optimiser = self.make_optimiser([self.critics], c.lr_critic or c.lr)
         self.target = Target(self.critics, self.critic_optimiser, c.target_every, c.target_tau)
 
     def _feed(self) -> Rollout | Replay:

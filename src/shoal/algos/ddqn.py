@@ -72,7 +72,6 @@ from shoal.algos.base import Acted, Seat
 from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
-from shoal.algos.optimiser import Optimiser
 from shoal.algos.samples import Samples
 from shoal.algos.target import Target
 from shoal.nets.qnets import QNetwork
@@ -135,7 +134,7 @@ class DDQN(OffPolicy):
         self.register_buffer("epsilon", torch.tensor(c.epsilon))
         self.place(seat.device)
         learnt = nn.ModuleDict({"agents": self.online, **({} if self.mixer is None else {"mixer": self.mixer})})
-        self.optimiser = Optimiser([learnt], c.lr, c.weight_decay, c.grad_clip, self.kernels)
+        self.optimiser = self.make_optimiser([learnt], c.lr)
         self.target = Target(learnt, self.optimiser, c.target_every, c.target_tau)
 
     def _q_network(self, group: str, generator: torch.Generator) -> QNetwork:

@@ -31,7 +31,6 @@ from shoal.algos import defaults
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
-from shoal.algos.optimiser import Optimiser
 from shoal.algos.recurrence import add_memory, remember_policy
 from shoal.algos.samples import Samples, in_slabs
 from shoal.buffers.minibatches import minibatches
@@ -166,10 +165,10 @@ class OnPolicy(Algorithm, ABC):
         self.register_buffer("warmup", torch.tensor(c.random_steps > 0))  # act at random
         self.register_buffer("learning", torch.tensor(c.learning_starts == 0))
         self.place(seat.device)
-        self.actor_optimiser = Optimiser([self.actor], c.lr, c.weight_decay, c.grad_clip, self.kernels)
+        self.actor_optimiser = self.make_optimiser([self.actor], c.lr)
         if self.critic is not None:
             rate = c.lr_critic or c.lr
-            self.critic_optimiser = Optimiser([self.critic], rate, c.weight_decay, c.grad_clip, self.kernels)
+            self.critic_optimiser = self.make_optimiser([self.critic], rate)
 
     def _whole_episodes(self, episodes: int) -> int:
         if self.spec.horizon is None:

@@ -3,33 +3,59 @@
 `descend(loss, count, keep)` is three steps: the gradient of the mean loss, its sum over machines if there are several (`join`),
 and the step, which is taken only where `keep` holds. To stop the descent is `keep`; a loss times zero is not, for Adam goes on
 moving by its moments.
+
+The step is PyTorch's own of the same name, `--algo.optimiser`:
+
+    adamw      w -= rate (decay w + m / (sqrt(v) + eps)),   m, v: means of g and of its square, without their bias to zero
+    adam       the same with g + decay w for g, and no decay beside it
+    rmsprop    w -= rate b,   b = momentum b + g / (sqrt(v) + eps),   v = beta2 v + (1 - beta2) g^2
+    sgd        w -= rate b,   b = momentum b + g
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from shoal.ops.kernels import find
 from shoal.spec import UserError
 
-ADAM: dict[str, Any] = {"fused": True, "amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-5, "maximize": False}
+OptimiserName = Literal["adamw", "adam", "rmsprop", "sgd"]
+TAKES: dict[str, tuple[str, ...]] = {  # which settings each has
+    "adamw": ("beta1", "beta2", "eps"),
+    "adam": ("beta1", "beta2", "eps"),
+    "rmsprop": ("beta2", "eps", "momentum"),
+    "sgd": ("momentum",),
+}
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """How a gradient becomes a step."""
+
+    name: OptimiserName = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-5
+    momentum: float = 0.0
 
 
 class Optimiser(nn.Module):
-    """AdamW over the parameters of some modules, laid end to end in one vector.
+    """AdamW, or another rule, over the parameters of some modules, laid end to end in one vector.
 
-    One vector makes zeroing, clipping, stepping (and summing across machines) one operation each. Adam's moments and the
-    rate are buffers: saved with the modules, restored in place, so that a captured graph goes on pointing at them.
+    One vector makes zeroing, clipping, stepping (and summing across machines) one operation each. Moments and the rate are
+    buffers: saved with the modules, restored in place, so that a captured graph goes on pointing at them.
     """
 
-    first: Tensor
-    second: Tensor
+    first: Tensor  # the mean gradient, or what has momentum
+    second: Tensor  # the mean square
     steps: Tensor
     rate: Tensor
     broken: Tensor
@@ -42,6 +68,7 @@ class Optimiser(nn.Module):
         decay: float = 0.0,
         clip: float | None = None,
         kernels: bool = False,  # take one kernel for the step, where there is one
+        rule: StepRule | None = None,  # none: AdamW's
     ):
         super().__init__()
         params = [p for m in modules for p in m.parameters() if p.requires_grad]
@@ -50,14 +77,14 @@ class Optimiser(nn.Module):
         device = params[0].device
         flat = torch.cat([p.detach().reshape(-1) for p in params])
         lay_end_to_end(params, flat)
-        self.clip, self.decay = clip, decay
+        self.clip, self.decay, self.rule = clip, decay, rule or StepRule()
         self.register_buffer("first", torch.zeros_like(flat))
         self.register_buffer("second", torch.zeros_like(flat))
         self.register_buffer("steps", torch.zeros((), device=device))
         self.register_buffer("rate", torch.tensor(rate, device=device))
         self.register_buffer("broken", torch.zeros((), dtype=torch.bool, device=device))
         self._params, self._flat = tuple(params), (flat,)  # in tuples: the modules' own parameters, not others to save
-        take = kernels and flat.dtype == torch.float32
+        take = kernels and flat.dtype == torch.float32 and self.rule == StepRule()
         self._kernel: Callable[..., Tensor] | None = find("adamw", device) if take else None
 
     @property
@@ -105,9 +132,30 @@ class Optimiser(nn.Module):
             grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1))
         self.broken |= ~norm.isfinite()
         stop = self.broken if keep is None else self.broken | ~keep
-        moments = [self.first], [self.second], [], [self.steps]  # type: ignore[var-annotated]
-        adamw([self._flat[0]], [grad], *moments, **ADAM, found_inf=stop.float(), lr=self.rate, weight_decay=self.decay)
+        if self.rule.name in ("adamw", "adam"):
+            self._adam(grad, stop)
+        else:
+            self._momentum(grad, stop)
         return norm
+
+    def _adam(self, grad: Tensor, stop: Tensor) -> None:
+        r, step = self.rule, adamw if self.rule.name == "adamw" else adam
+        moments = [self.first], [self.second], [], [self.steps]  # type: ignore[var-annotated]
+        how: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False, "weight_decay": self.decay, "lr": self.rate}
+        how |= {"beta1": r.beta1, "beta2": r.beta2, "eps": r.eps}
+        step([self._flat[0]], [grad], *moments, **how, found_inf=stop.float())
+
+    def _momentum(self, grad: Tensor, stop: Tensor) -> None:
+        r, weights = self.rule, self._flat[0]
+        grad = grad + self.decay * weights if self.decay else grad
+        square = self.second
+        if r.name == "rmsprop":
+            square = square.lerp(grad.square(), 1 - r.beta2)
+            grad = grad / (square.sqrt() + r.eps)
+        moving = grad if not r.momentum else r.momentum * self.first + grad
+        new = weights - self.rate * moving, moving, square, self.steps + 1
+        for x, then in zip((weights, self.first, self.second, self.steps), new, strict=True):
+            x.copy_(x.where(stop, then))
 
 
 def lay_end_to_end(params: list[nn.Parameter], flat: Tensor) -> None:

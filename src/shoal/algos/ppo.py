@@ -30,19 +30,21 @@ Knobs, and what they do
 
   The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
   ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence
-  near a target. `entropy` keeps the policy from settling, from a maximum to a minimum if it has a schedule. `advantage_scope`
-  normalises advantages over a minibatch (batch), the rollout of the group, or that of each agent; agents that are paid on
-  unlike scales want the last. `advantage_every` computes them anew as the critic learns.
+  near a target, by `lr_kl_factor` and between `lr_kl_least` and `lr_kl_most`. `entropy` keeps the policy from settling, from a
+  maximum to a minimum if it has a schedule. `advantage_scope` normalises advantages over a minibatch (batch), the rollout of
+  the group, or that of each agent; agents that are paid on unlike scales want the last. `advantage_every` computes them anew
+  as the critic learns.
 
   The critic. `critic` own, team or world; `critic_input` its state, the joined observations, or for each agent the state beside
   its own observation. `value_clip`, `huber`, `value_weight` shape its loss; `lr_critic` its rate; `target_tau` takes values
   from a slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that
   stay; the advantage then is the target less the value predicted just before that slice's step.
 
-  Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, a class of yours) and `lr_last`;
-  `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one trunk for both, memory,
-  attention, convolutions, bf16, or a module of yours. Every knob but the rollout's
-  length can be set for one group: `--algo.adversary.lr 1e-3`.
+  Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, one of PyTorch's as
+  StepLR:step_size=100,gamma=0.5, a class of yours) and `lr_last`; `optimiser` adamw, adam, rmsprop or sgd with `beta1`,
+  `beta2`, `eps`, `momentum`; `weight_decay`; `grad_clip`. `--net.*`: widths, activations, layer norm, gains, sharing, one
+  trunk for both, memory, attention, convolutions, bf16, or a module of yours. Every knob but the rollout's length can be set
+  for one group: `--algo.adversary.lr 1e-3`.
 
 Defaults follow from the world (`algos/defaults.py`) and were chosen on fourteen tasks (docs/defaults.md). A rate that falls to
 zero is what makes a run end at its best: with a constant one CartPole was left and found again. On simple_spread there is a
@@ -84,6 +86,7 @@ from torch import Tensor
 
 from shoal.algos import defaults
 from shoal.algos.base import Seat
+from shoal.algos.checks import bounded
 from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
 from shoal.algos.samples import Samples
 from shoal.algos.slices import update_critic_in_slices
@@ -106,11 +109,19 @@ class PPO(OnPolicy):
         clip_schedule: str = "constant"  # as lr_schedule, without kl
         clip_last: float = 0.0  # share of the clip that its schedule ends at
         value_clip: float | None = 0.2  # how far a (normalised) value may move in an update; none: as far as it likes
+        lr_kl_factor: float = 1.5  # with lr_schedule kl: what the rate is multiplied by where the policy moves too little
+        lr_kl_least: float = 1e-6  # and what it stays above
+        lr_kl_most: float = 1e-2  # and below
         kl_stop: float | None = None  # no further step of the actor in an update once it moved so far; none: all steps
         advantage_every: Literal["rollout", "epoch", "minibatch"] = "rollout"  # how often advantages are computed anew
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            bounded(self, {"lr_kl_factor": (1.0, 1e30)}, ("lr_kl_least", "lr_kl_most"))
+            if self.lr_kl_least > self.lr_kl_most:
+                raise UserError(
+                    f"--algo.lr-kl-least is {self.lr_kl_least:g}, more than the {self.lr_kl_most:g} of --algo.lr-kl-most."
+                )
             if self.lr_schedule.startswith("kl") and self.epochs == 1 and self.minibatches == 1:
                 raise UserError(
                     f"--algo.lr-schedule {self.lr_schedule} needs more than one step an update to see how far it moved."
@@ -163,4 +174,6 @@ class PPO(OnPolicy):
         """A learning rate that aims at a divergence an epoch. It stays where no step was taken, or from random actions."""
         kl, rate = torch.stack([s["kl"] for s in steps]).mean(), self.actor_optimiser.rate
         moved = self.learning & ~self.warmup & (True if active is None else active.any())
-        self._set_rate(schedules.kl_adapted(rate, kl, self.lr_kl).where(moved, rate))  # type: ignore[arg-type]
+        c, target = self.config, self.lr_kl or 0.0
+        adapted = schedules.kl_adapted(rate, kl, target, c.lr_kl_factor, c.lr_kl_least, c.lr_kl_most)
+        self._set_rate(adapted.where(moved, rate))

@@ -94,7 +94,7 @@ class SAC(ActorCritic):
         critics = c.lr_critic or c.lr
         self.alpha_share = (c.lr_alpha or critics) / critics  # of the critics' rate, whose schedule it follows
         rate = critics * self.alpha_share
-        self.alpha_optimiser = Optimiser([self.weights], rate, kernels=self.kernels) if c.alpha_auto else None
+        self.alpha_optimiser = Optimiser([self.weights], rate, kernels=self.kernels, rule=c.step_rule) if c.alpha_auto else None
 
     def make_actor(self, generator: torch.Generator) -> Net:
         wide = self.width * (2 if isinstance(self.space, Box) else 1)  # means and deviations

@@ -4,24 +4,34 @@ constant
 linear, cosine, exponential        from the first value to the last, over the run
 exponential:0.999/update           times so much at each update; or at each environment step: exponential:0.99999/step
 kl, kl:0.01                        learning rates alone: smaller where the policy moved too far, larger where too little
-package.module:Class               your own, or file.py:Class: made as Class(first, last), called with a `Now`
+StepLR:step_size=100,gamma=0.5     PyTorch's of torch.optim.lr_scheduler, by name and arguments, a step for each update
+package.module:Class               your own, or file.py:Class: made as Class(first, last), called with a `Now`; or one that
+                                   derives from PyTorch's LRScheduler: made as Class(optimiser)
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.ids import near, own_object
 from shoal.spec import UserError
 
 SHAPES = ("constant", "linear", "cosine", "exponential")
 KL = 0.008  # the divergence that an adaptive rate aims at, unless told
-SLOWEST, FASTEST = 1e-6, 1e-2  # where adaptive rates stay
+PYTORCH: dict[str, Any] = {
+    k: x for k, x in vars(lr_scheduler).items() if isinstance(x, type) and issubclass(x, LRScheduler) and x is not LRScheduler
+}
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,23 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
         if not 0 < rate <= 1:
             raise UserError(f"{flag} is {text!r}: what a value is multiplied by is more than 0 and at most 1.")
         return lambda now: max(first * rate ** (now.step if by_step else now.updates), last)
+    name, _, words = text.partition(":")
+    if name in PYTORCH:
+        return _stepped(text, partial(PYTORCH[name], **_arguments(text, words, flag)), first, flag)
     if ":" in text and not text.startswith(("exponential:", "kl:")):
         return _own(text, first, last, flag)
     if text == "kl" or text.startswith("kl:"):
         raise UserError(f"{flag} is {text!r}: what adapts to the divergence is the learning rate of PPO's family alone.")
     raise UserError(
-        f"{flag} is {text!r}{near(text, (*SHAPES, 'kl'))}: it takes {', '.join(SHAPES)}, exponential:0.999/update (or /step), "
-        "for learning rates kl or kl:0.01, or your own package.module:Class."
+        f"{flag} is {text!r}{near(text, (*SHAPES, 'kl', *PYTORCH))}: it takes {', '.join(SHAPES)}, exponential:0.999/update "
+        "(or /step), for learning rates kl or kl:0.01, PyTorch's own as StepLR:step_size=100, or package.module:Class."
     )
 
 
 def _own(text: str, first: float, last: float, flag: str) -> Schedule:
     cls = own_object(text, flag)
+    if isinstance(cls, type) and issubclass(cls, LRScheduler):
+        return _stepped(text, cls, first, flag)
     try:
         schedule = cls(first, last)
         float(schedule(Now(0, 1, 0)))
@@ -75,6 +90,48 @@ def _own(text: str, first: float, last: float, flag: str) -> Schedule:
             f"{flag} is {text}, which was made with ({first:g}, {last:g}) and gave no number: {type(e).__name__}: {e}."
         ) from e
     return schedule
+
+
+class Stepped:
+    """A scheduler of PyTorch's as a schedule: it makes a step for each update. What it is after so many follows from their
+    number alone, so that nothing of it needs to be saved."""
+
+    def __init__(self, scheduler: Callable[..., LRScheduler], first: float):
+        self.scheduler, self.first = scheduler, first
+        self._begin()
+
+    def _begin(self) -> None:
+        self.optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.first)
+        self.made, self.updates = self.scheduler(self.optimiser), 0
+
+    def __call__(self, now: Now) -> float:
+        if now.updates < self.updates:
+            self._begin()
+        for _ in range(now.updates - self.updates):
+            self.optimiser.step()  # of no gradient: PyTorch warns of schedulers whose optimiser stands still
+            self.made.step()
+        self.updates = now.updates
+        return float(self.optimiser.param_groups[0]["lr"])
+
+
+def _stepped(text: str, scheduler: Callable[..., LRScheduler], first: float, flag: str) -> Schedule:
+    try:
+        schedule = Stepped(scheduler, first)
+        schedule(Now(0, 1, 2))
+    except Exception as e:  # arguments that are missing, unknown or wrong, or a step that takes a loss
+        raise UserError(f"{flag} is {text}, and PyTorch could make no schedule of it: {type(e).__name__}: {e}.") from e
+    return schedule
+
+
+def _arguments(text: str, words: str, flag: str) -> dict[str, Any]:
+    """`step_size=100,gamma=0.5` as arguments of a function."""
+    try:
+        call = ast.parse(f"f({words})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert not call.args
+        return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg is not None}
+    except (SyntaxError, ValueError, AssertionError):
+        raise UserError(f"{flag} is {text!r}: arguments are name=number, as in StepLR:step_size=100,gamma=0.5.") from None
 
 
 def kl_target(text: str, flag: str) -> float | None:
@@ -87,10 +144,10 @@ def kl_target(text: str, flag: str) -> float | None:
     return target
 
 
-def kl_adapted(rate: Tensor, kl: Tensor, target: float) -> Tensor:
-    """A rate after an epoch whose policy moved by `kl`: divided by 1.5 where that is more than twice the target, times 1.5
-    where it is less than half."""
-    return (rate / 1.5).where(kl > 2 * target, (rate * 1.5).where(kl < target / 2, rate)).clamp(SLOWEST, FASTEST)
+def kl_adapted(rate: Tensor, kl: Tensor, target: float, factor: float = 1.5, least: float = 1e-6, most: float = 1e-2) -> Tensor:
+    """A rate after an epoch whose policy moved by `kl`: divided by `factor` where that is more than twice the target, times
+    `factor` where it is less than half."""
+    return (rate / factor).where(kl > 2 * target, (rate * factor).where(kl < target / 2, rate)).clamp(least, most)
 
 
 def _number(text: str, flag: str) -> float:

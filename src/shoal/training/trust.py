@@ -30,7 +30,7 @@ from shoal.training.settings import SECTIONS, Settings
 KEY_BYTES = 32
 VALUE = "="  # stands for the field of what is in --env.args
 PLAIN = {  # by field: what else has a colon, and is never imported there
-    "schedule": r"kl:[\d.eE+-]+|exponential:[\d.eE+-]+(/update|/step)?",
+    "schedule": r"kl:[\d.eE+-]+|exponential:[\d.eE+-]+(/update|/step)?|[A-Za-z]+:\w+=[\w.,=+\[\]-]+",
     "shaper": r"python:[\w.<>]+",  # a function that is handed over
     VALUE: r"[\d:]+",
 }
