@@ -82,7 +82,8 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             if called == "step" and receiver and name != "training/collect.py" and not steps_foreign:
                 inherited = room == "envs" and receiver == "super"
                 remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
-                if not inherited and not remembers:
+                schedules = name == "ops/schedules.py"  # PyTorch's schedulers
+                if not inherited and not remembers and not schedules:
                     yield line, "step", "only training/collect.py steps a world"
             if called in ("send", "receive") and receiver == "env" and name != "training/halves.py":
                 yield line, "step", "only training/halves.py steps halves of a world"

@@ -80,5 +80,8 @@ def test_it_knows_no_options_of_ratios_and_epochs():
         "clip_last",
         "value_clip",
         "kl_stop",
+        "lr_kl_factor",
+        "lr_kl_least",
+        "lr_kl_most",
         "advantage_every",
     }

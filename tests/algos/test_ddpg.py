@@ -6,15 +6,13 @@ of a second critic, o_1 + 6 a. gamma = 1/2, errors are squared and halved, and A
 regularised, unless a test says otherwise. Uniform noise is 1/2 everywhere, where a normal is 0. H is what tanh makes 1/2 of.
 """
 
-import inspect
 import math
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from bench import plain
+from bench import check_every_option_is_tested, plain
 
 from shoal.algos.base import Seat
 from shoal.algos.ddpg import DDPG
@@ -295,16 +293,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
 
 
 def test_every_option_has_a_number_of_its_own():
-    """A new field of a Config fails here until it is listed in SWITCHES, or in ELSEWHERE with the test that sees it."""
-    options = {f.name for c in (DDPG, TD3) for f in fields(c.Config)}
-    assert set(SWITCHES) | set(ELSEWHERE) == options
-    assert not set(SWITCHES) & set(ELSEWHERE)
-    for option, test in ELSEWHERE.items():
-        if test.endswith(".py"):
-            source = (Path(__file__).parents[2] / test).read_text()
-        else:
-            source = inspect.getsource(globals()[test])
-        assert option in source, f"{test} says nothing of {option}"
+    check_every_option_is_tested((DDPG, TD3), SWITCHES, ELSEWHERE, globals())
 
 
 @pytest.mark.parametrize("kernels", KINDS)

@@ -5,15 +5,13 @@ one number, its value. Advantages are not scaled, and gamma = lambda = 1/2, unle
 is by the rate, whatever the gradient is: the rate is 1/4. What `actor_loss` is given is written down by `listen`.
 """
 
-import inspect
 import math
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from bench import plain
+from bench import check_every_option_is_tested, plain
 
 from shoal.algos.a2c import A2C
 from shoal.algos.base import Seat
@@ -210,6 +208,9 @@ SWITCHES = {
 }
 ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "after_death": "tests/algos/test_after_death.py",
+    "lr_kl_factor": "test_the_adaptive_rate_moves_by_its_factor_between_its_bounds",
+    "lr_kl_least": "test_the_adaptive_rate_moves_by_its_factor_between_its_bounds",
+    "lr_kl_most": "test_the_adaptive_rate_moves_by_its_factor_between_its_bounds",
     "advantage_every": "test_advantages_computed_anew_are_those_of_the_critic_that_moved",
     "chunk": "test_a_chunk_stays_together_and_every_moment_is_taken_once",
     "critic": "test_a_critic_sees_its_own_its_teams_or_the_worlds",
@@ -229,16 +230,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
 
 
 def test_every_option_has_a_number_of_its_own():
-    """A new field of a Config fails here until it is listed in SWITCHES, or in ELSEWHERE with the test that sees it."""
-    options = {f.name for c in (PPO, A2C) for f in fields(c.Config)}
-    assert set(SWITCHES) | set(ELSEWHERE) == options
-    assert not set(SWITCHES) & set(ELSEWHERE)
-    for option, test in ELSEWHERE.items():
-        if test.endswith(".py"):
-            source = (Path(__file__).parents[2] / test).read_text()
-        else:
-            source = inspect.getsource(globals()[test])
-        assert option in source, f"{test} says nothing of {option}"
+    check_every_option_is_tested((PPO, A2C), SWITCHES, ELSEWHERE, globals())
 
 
 @pytest.mark.parametrize("kernels", KINDS)
@@ -459,6 +451,21 @@ def test_rates_adapt_to_the_divergence_after_each_epoch(schedule, times, epochs)
         near(a.actor_optimiser.rate, 1e-3 * times ** ((epochs - 1) * updates), 1e-9)
         near(a.critic_optimiser.rate, 2e-3 * times ** ((epochs - 1) * updates), 1e-9)
         assert metrics["learning_rate"] == a.actor_optimiser.rate
+
+
+def test_the_adaptive_rate_moves_by_its_factor_between_its_bounds():
+    """It has diverged by 0.0945, more than twice 0.04, and then less than half of 0.2."""
+    for schedule, settings, rate in (
+        ("kl:0.04", {"lr_kl_factor": 2.0}, 5e-4),
+        ("kl:0.04", {"lr_kl_factor": 2.0, "lr_kl_least": 8e-4}, 8e-4),
+        ("kl:0.2", {"lr_kl_factor": 3.0, "lr_kl_most": 2e-3}, 2e-3),
+    ):
+        a = learner(lr=1e-3, lr_schedule=schedule, kl_stop=1e-9, epochs=2, **settings)
+        a.set_schedules(HALF_WAY)
+        learn(a, happened(**LIKELIER))
+        near(a.actor_optimiser.rate, rate, 1e-9)
+    with pytest.raises(UserError, match=r"--algo.lr-kl-least is 0.1, more than the 0.01 of --algo.lr-kl-most"):
+        learner(lr_kl_least=0.1)
 
 
 def test_a_policy_that_moved_too_far_stops_and_its_critic_goes_on():

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from bench import make_learner, spec_of
 from torch import Tensor, nn
 
+from shoal.algos.base import LearnerConfig
+from shoal.algos.coma import COMA
+from shoal.algos.ddqn import DDQN
 from shoal.algos.optimiser import Optimiser, StepRule
+from shoal.algos.ppo import PPO
+from shoal.algos.sac import SAC
 from shoal.algos.target import Target
+from shoal.spec import UserError
 
 # --- descending ---
 
@@ -125,6 +132,39 @@ def test_a_gradient_that_is_not_finite_is_not_followed_whatever_the_rule(name: s
     optimiser.descend(error(net, 1) * math.inf, 6)
     assert optimiser.broken
     assert same(before, everything(net, optimiser), leave=("broken",))
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, StepRule("adamw", 0.9, 0.999, 1e-5)),
+        ({"optimiser": "adam", "beta1": 0.5, "beta2": 0.6, "eps": 1e-3}, StepRule("adam", 0.5, 0.6, 1e-3)),
+        ({"optimiser": "rmsprop"}, StepRule("rmsprop", beta2=0.99)),
+        ({"optimiser": "rmsprop", "beta2": 0.9, "momentum": 0.5}, StepRule("rmsprop", beta2=0.9, momentum=0.5)),
+        ({"optimiser": "sgd", "momentum": 0.5}, StepRule("sgd", momentum=0.5)),
+    ],
+)
+def test_settings_make_the_rule_of_every_optimiser_of_an_algorithm(given: dict[str, Any], rule: StepRule) -> None:
+    assert LearnerConfig(**given).step_rule == rule
+    for cls in (PPO, DDQN, SAC, COMA):
+        found = [m.rule for m in make_learner(cls, spec_of(2, common=True), **given).modules() if isinstance(m, Optimiser)]
+        assert found
+        assert set(found) == {rule}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"momentum": 0.9}, "--algo.momentum is not for adamw, which takes --algo.beta1 and --algo.beta2 and --algo.eps."),
+        ({"optimiser": "sgd", "eps": 1e-3}, "--algo.eps is not for sgd, which takes --algo.momentum."),
+        ({"optimiser": "rmsprop", "beta1": 0.5}, "--algo.beta1 is not for rmsprop"),
+        ({"beta2": 1.0}, "--algo.beta2 is 1.0"),
+    ],
+)
+def test_settings_of_another_optimiser_are_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as e:
+        LearnerConfig(**given)
+    assert sentence in str(e.value)
 
 
 def test_rmsprop_and_momentum_by_hand() -> None:

@@ -66,6 +66,7 @@ def train(algo, env, config, solved=lambda loop: None, iterations=200, net=None,
         del wanted["every"], wanted["batch"]
     elif "every" in known:
         wanted |= {"lr": 3e-3, "target_tau": 1.0, "huber": 1.0, "n_step": 1, "epsilon_keep": 0.0, "grad_clip": 10.0}
+        wanted |= {"normalise_reward": False}  # values are compared in units of the rewards
     hidden = (32,)
     net = {"activation": "tanh", **(net or {})}  # of the zeros that probe_truncated shows relu makes zeros, for ever
     if "critics" in known:  # targets that follow smoothly, and critics that take products of what is seen and what is done

@@ -7,15 +7,13 @@ gamma = 1/2, alpha = 1, errors are squared and halved, Adam's first step is by t
 unless a test says otherwise. What the critics' loss is given is written down by `told`.
 """
 
-import inspect
 import math
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bench import plain
+from bench import check_every_option_is_tested, plain
 
 from shoal.algos.base import Seat
 from shoal.algos.sac import SAC
@@ -280,16 +278,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
 
 
 def test_every_option_has_a_number_of_its_own():
-    """A new field of the Config fails here until it is listed in SWITCHES, or in ELSEWHERE with the test that sees it."""
-    options = {f.name for f in fields(SAC.Config)}
-    assert set(SWITCHES) | set(ELSEWHERE) == options
-    assert not set(SWITCHES) & set(ELSEWHERE)
-    for option, test in ELSEWHERE.items():
-        if test.endswith(".py"):
-            source = (Path(__file__).parents[2] / test).read_text()
-        else:
-            source = inspect.getsource(globals()[test])
-        assert option in source, f"{test} says nothing of {option}"
+    check_every_option_is_tested((SAC,), SWITCHES, ELSEWHERE, globals())
 
 
 @pytest.mark.parametrize("kernels", KINDS)

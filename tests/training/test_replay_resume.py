@@ -167,7 +167,7 @@ CASES = [
     *each("algo.prioritised", [True], "probe_illegal"),
     *each("algo.prioritised", [True], "probe_image"),
     *each("algo.prioritised", [True], "simple_speaker_listener", "qmix"),
-    *each("algo.normalise_reward", [True], "probe_deaths", "qmix", {"run.reward": "team-mean", **MEMORY}),
+    *each("algo.normalise_reward", [False], "probe_deaths", "qmix", {"run.reward": "team-mean", **MEMORY}),
     *each("algo.dueling", [True], "simple_reference", "iql"),  # several choices at once
     *each("algo.double", [True], "simple_spread", "dqn"),
 ]

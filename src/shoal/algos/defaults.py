@@ -94,6 +94,11 @@ def every(f: Facts) -> float:
     return min(max(f.steps / 100_000, 1.0), 25.0)
 
 
+def seldom(f: Facts) -> float:
+    """Forty thousand updates a run, within the same bounds."""
+    return min(max(f.steps / 40_000, 1.0), 25.0)
+
+
 def warm(f: Facts) -> int:
     """A twentieth of the run, at most 5,000 environment steps: before the first update, or of uniformly random actions."""
     return min(max(f.steps // 20, 1), 5_000)
