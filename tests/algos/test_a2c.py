@@ -24,7 +24,14 @@ from shoal.tree import tree_map
 )
 def test_one_step_is_that_of_ppo_with_one_epoch_and_one_minibatch(env, config, net):
     """-A log pi and -rho A have one gradient at rho = 1, where neither clip bites. The moments of Adam show the gradients."""
-    algo = {"rollout": 16, "lr": 1e-3, "lam": 0.9, "entropy": 0.02, "critic": "own" if net else "world"}
+    algo = {
+        "rollout": 16,
+        "lr": 1e-3,
+        "lr_critic": None if net.get("trunk") else 1e-3,
+        "lam": 0.9,
+        "entropy": 0.02,
+        "critic": "own" if net else "world",
+    }
     loop = make_loop("a2c", env, env=config, algo=algo, net=net)
     theirs = make_loop("ppo", env, env=config, algo={**algo, "epochs": 1, "minibatches": 1}, net=net).learners[0]
     a, batch = loop.learners[0], collect(loop)

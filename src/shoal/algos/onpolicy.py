@@ -167,8 +167,7 @@ class OnPolicy(Algorithm, ABC):
         self.place(seat.device)
         self.actor_optimiser = self.make_optimiser([self.actor], c.lr)
         if self.critic is not None:
-            rate = c.lr_critic or c.lr
-            self.critic_optimiser = self.make_optimiser([self.critic], rate)
+            self.critic_optimiser = self.make_optimiser([self.critic], self.critic_rate)
 
     def _whole_episodes(self, episodes: int) -> int:
         if self.spec.horizon is None:
@@ -182,6 +181,11 @@ class OnPolicy(Algorithm, ABC):
         if steps % chunk:
             raise UserError(f"--algo.chunk is {chunk}: it must divide the {steps} steps between updates.")
         return chunk
+
+    @property
+    def critic_rate(self) -> float:
+        """The critic's learning rate, at first."""
+        return self.config.lr_critic or self.config.lr
 
     @property
     def nets(self) -> dict[str, torch.nn.Module]:
@@ -232,7 +236,7 @@ class OnPolicy(Algorithm, ABC):
     def _set_rate(self, rate: float | Tensor) -> None:
         c = self.config
         optimisers = (self.actor_optimiser,) if self.critic is None else (self.actor_optimiser, self.critic_optimiser)
-        for optimiser, times in zip(optimisers, (1.0, (c.lr_critic or c.lr) / c.lr), strict=False):
+        for optimiser, times in zip(optimisers, (1.0, self.critic_rate / c.lr), strict=False):
             optimiser.rate.copy_(rate * times) if isinstance(rate, Tensor) else optimiser.rate.fill_(rate * times)
 
     @torch.no_grad()

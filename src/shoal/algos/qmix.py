@@ -46,9 +46,7 @@ class QMIX(DDQN):
     class Config(DDQN.Config):
         rules: ClassVar[defaults.Rules] = {**DDQN.Config.rules, "every": defaults.seldom}
 
-        every: float | None = (
-            None  # environment steps for each update, as above; none: 40k updates a run, from 1 to 25
-        )
+        every: float | None = None  # environment steps for each update, as above; none: 40k updates a run, from 1 to 25
         batch: int = 512  # sequences (without memory: single transitions) an update
         normalise_reward: bool = True  # rewards divided by their running root mean square
         target_every: int = 2000  # updates between those of the target; often, and values run away
