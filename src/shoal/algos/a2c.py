@@ -48,11 +48,7 @@ class A2C(OnPolicy):
 
         rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 8
         lr: float | None = None  # learning rate; none: 5e-3 of teams, 2e-3 of one agent
-        lr_critic: float | None = None  # learning rate of the critic; none: 1e-2
-
-    @property
-    def critic_rate(self) -> float:
-        return self.config.lr_critic or 1e-2
+        lr_critic: float | None = 1e-2  # learning rate of the critic; none: the same
 
     def update(self, samples: Samples) -> Metrics:
         batch, metrics = self.prepare(samples)

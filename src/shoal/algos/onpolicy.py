@@ -76,6 +76,8 @@ class OnPolicy(Algorithm, ABC):
     class Config(LearnerConfig):
         rules: ClassVar[defaults.Rules] = {
             **LearnerConfig.rules,
+            "gamma": defaults.far_gamma,
+            "lam": defaults.lam,
             "rollout": defaults.rollout,
             "entropy": defaults.entropy,
             "noise_keep": defaults.noise_keep,
@@ -84,7 +86,8 @@ class OnPolicy(Algorithm, ABC):
         rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 128
         episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
         chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
-        lam: float = 0.95  # GAE's lambda
+        gamma: float | None = None  # discount; none: 0.95 where episodes last at most 50 steps, 0.995 beyond 500, else 0.99
+        lam: float | None = None  # GAE's lambda; none: 0.98 where episodes last more than 500 steps, else 0.95
         entropy: float | None = (
             None  # weight of the entropy bonus; none: of choices 0.01, of teams 0.02; of continuous actions 0
         )
@@ -143,7 +146,7 @@ class OnPolicy(Algorithm, ABC):
         self.slices = min(c.critic_slices, self.steps)
         self.observations = Observations(self, c.critic, c.critic_input)
         self.shared = net.trunk == "shared"
-        if self.shared and (self.observations.central or self.slices or net.critic_hidden or c.lr_critic):
+        if self.shared and (self.observations.central or self.slices or net.critic_hidden or c.lr_critic != type(c).lr_critic):
             raise UserError(
                 "--net.trunk shared is one net for actor and critic: it takes --algo.critic own, and no --algo.critic-slices, "
                 "--net.critic-hidden or --algo.lr-critic."

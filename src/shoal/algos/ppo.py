@@ -16,9 +16,11 @@ Knobs, and what they do
   back so far. `random_steps` fill the first rollouts with any legal action; nothing is learnt before `learning_starts`.
 
   Returns. `gamma` discounts (0.95 where episodes are short: with 0.99 simple_spread stays near -11), `lam` trades the critic's
-  bias for variance. `time_limit` false takes what was cut off for the end, as some code does; values then depend on a clock
-  that agents do not see. `reward_scale` and `normalise_reward` change what the critic must put out. A `shaper` changes what is
-  paid: shaper(reward [T, B, N], obs, step, steps) -> reward, where step, a tensor, counts environment steps at the rollout's
+  bias for variance. Where episodes are long they see further: LunarLander after 500k steps 142 with gamma 0.99, lambda 0.95 and
+  8 minibatches, 226 with 32 of them, 271 with 0.995, 0.98 and 32, the defaults there, 267 and 238 with 0.999 (seeds 0, 0, 1, 0
+  and 1). `time_limit` false takes what was cut off for the end, as some code does; values then depend on a clock that agents do
+  not see. `reward_scale` and `normalise_reward` change what the critic must put out. A `shaper` changes what is paid:
+  shaper(reward [T, B, N], obs, step, steps) -> reward, where step, a tensor, counts environment steps at the rollout's
   beginning; reported returns stay raw. A `normaliser` of one's own is described in `nets/norm.py`.
 
   Death. `after_death` says where the return of an agent that dies, or leaves, ends. own: with the agent. team: with its
@@ -104,7 +106,9 @@ class PPO(OnPolicy):
         rules: ClassVar[defaults.Rules] = {**OnPolicy.Config.rules, "minibatches": defaults.minibatches}
 
         epochs: int = 10  # passes over a rollout
-        minibatches: int | None = None  # pieces of a pass, of whole steps and all agents; none: 4 of teams, 8 of one agent
+        minibatches: int | None = (
+            None  # pieces of a pass, of whole steps and all agents; none: 4 of teams, 8 of one agent, 32 in long episodes
+        )
         clip: float = 0.2  # how far a ratio may move and still count
         clip_schedule: str = "constant"  # as lr_schedule, without kl
         clip_last: float = 0.0  # share of the clip that its schedule ends at
