@@ -465,7 +465,20 @@ def test_the_adaptive_rate_moves_by_its_factor_between_its_bounds():
         learn(a, happened(**LIKELIER))
         near(a.actor_optimiser.rate, rate, 1e-9)
     with pytest.raises(UserError, match=r"--algo.lr-kl-least is 0.1, more than the 0.01 of --algo.lr-kl-most"):
-        learner(lr_kl_least=0.1)
+        learner(lr_schedule="kl", lr_kl_least=0.1)
+    with pytest.raises(UserError, match=r"--algo.lr-kl-factor is for --algo.lr-schedule kl, which is linear"):
+        learner(lr_schedule="linear", lr_kl_factor=2.0)
+    with pytest.raises(UserError, match=r"--algo.lr-kl-factor is 0.5: it must be at least 1\."):
+        learner(lr_schedule="kl", lr_kl_factor=0.5)
+
+
+def test_a_schedule_with_rates_of_its_own_is_the_same_for_the_critic():
+    a = learner(lr=1e-3, lr_critic=2e-3, lr_schedule="CyclicLR:base_lr=1e-4,max_lr=4e-3,step_size_up=2")
+    rates = []
+    for k in range(3):
+        a.set_schedules(Now(0, 1, k))
+        rates.append((float(a.actor_optimiser.rate), float(a.critic_optimiser.rate)))
+    near(torch.tensor(rates), [[1e-4, 1e-4], [2.05e-3, 2.05e-3], [4e-3, 4e-3]], 1e-8)
 
 
 def test_a_policy_that_moved_too_far_stops_and_its_critic_goes_on():

@@ -65,7 +65,9 @@ def test_exponential_by_update_or_by_step_halves_at_each_and_stops_at_the_last()
 
 def test_pytorchs_schedulers_make_a_step_for_each_update() -> None:
     assert [value("StepLR:step_size=2,gamma=0.5", 999, k) for k in range(6)] == [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]
-    assert [value("MultiStepLR:milestones=[1,3],gamma=0.1", 0, k) for k in (0, 1, 2, 3)] == pytest.approx([8, 0.8, 0.8, 0.08])
+    assert [value("MultiStepLR:milestones=[1,3],gamma=0.1", 0, k, last=0.0) for k in (0, 1, 2, 3)] == pytest.approx(
+        [8, 0.8, 0.8, 0.08]
+    )
     assert value("CosineAnnealingLR:T_max=4,eta_min=2", 0, 2) == pytest.approx(5.0)
 
 
@@ -73,6 +75,17 @@ def test_what_a_pytorch_scheduler_gives_follows_from_the_number_of_updates_alone
     """Asked anew, or earlier again: as a resumed run does."""
     schedule = make("ExponentialLR:gamma=0.5", 8.0, 0.0, FLAG)
     assert [schedule(Now(0, 1, k)) for k in (3, 3, 4, 1, 0)] == [1.0, 1.0, 0.5, 4.0, 8.0]
+
+
+def test_a_pytorch_scheduler_stays_where_it_ends_and_never_falls_below_the_last_value() -> None:
+    ended = make("OneCycleLR:max_lr=10,total_steps=5", 1.0, 0.0, FLAG)
+    assert ended(Now(0, 1, 4)) == ended(Now(0, 1, 5)) == ended(Now(0, 1, 99)) == pytest.approx(10 / 25 / 1e4)
+    assert [value("StepLR:step_size=1,gamma=0.5", 0, k, last=3.0) for k in range(4)] == [8.0, 4.0, 3.0, 3.0]
+
+
+def test_a_pytorch_scheduler_that_fails_later_says_when() -> None:
+    with pytest.raises(UserError, match=r"gave no rate after 3 updates: TypeError"):
+        make("MultiStepLR:milestones=[3],gamma=[1]", 8.0, 0.0, FLAG)(Now(0, 1, 5))
 
 
 def test_a_scheduler_of_the_users_own_derives_from_pytorchs(tmp_path: Path) -> None:
@@ -95,8 +108,13 @@ def test_a_scheduler_of_the_users_own_derives_from_pytorchs(tmp_path: Path) -> N
         ("StepLR:3", "arguments are name=number"),
         ("StepLR:step_size=open(1)", "arguments are name=number"),
         ("StepLR:step_size=(", "arguments are name=number"),
-        ("ReduceLROnPlateau:factor=0.5", "metrics"),
+        ("ReduceLROnPlateau:factor=0.5", "PyTorch has no 'ReduceLROnPlateau'"),
         ("SteppLR", "did you mean 'StepLR'"),
+        ("LRScheduler", "it takes constant"),
+        ("SequentialLR:schedulers=[]", "PyTorch has no 'SequentialLR'"),
+        ("evil:x=1", "PyTorch has no 'evil'"),
+        ("StepLR:step_size=1,**{'gamma':0.5}", "arguments are name=number"),
+        ("StepLR:step_size=1,step_size=2", "arguments are name=number"),
     ],
 )
 def test_a_scheduler_that_cannot_be_made_is_a_sentence(text: str, words: str) -> None:

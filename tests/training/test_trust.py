@@ -182,6 +182,7 @@ def test_a_run_made_here_goes_on_wherever_it_lies(made, tmp_path):
             )
         ),
         lambda c: c["players"]["agents"]["algo"].update(lr_schedule="kl:/../evil.py:Name"),
+        lambda c: c["players"]["agents"]["algo"].update(lr_schedule="evil:x=1"),
         lambda c: c["players"]["agents"]["algo"].update(shaper="python:/../evil.py:Name"),
     ],
 )
@@ -199,6 +200,7 @@ def test_a_config_that_names_what_lies_elsewhere_is_code_too(capsys, tmp_path, m
 
 
 PLAIN = [
+    {"algo": {"lr_schedule": "StepLR:step_size=2, gamma=0.5", "entropy_schedule": "MultiStepLR:milestones=[3, 5]"}},
     {"algo": {"lr_schedule": "kl:0.01", "entropy_schedule": "exponential:0.999/update", "shaper": "python:main.<locals>.f"}},
     {"log": {"wandb_group": "a:b"}, "save": {"best": "eval/a:b"}},
     {"env": {"args": "x=1:2,y={'a': 1},z=(1, 2)"}},

@@ -35,6 +35,6 @@ def bounded(config: Any, bounds: Mapping[str, tuple[float, float]], positive: It
         if isinstance(value, int) and value > MOST_COUNT:
             raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be at most {MOST_COUNT:g}.")
         if value is not None and not low <= value <= high:
-            most = "at least 0" if high == 1e30 else f"between {low:g} and {high:g}"
+            most = f"at least {low:g}" if high == 1e30 else f"between {low:g} and {high:g}"
             must = "more than zero" if low == 1e-30 else most
             raise UserError(f"--algo.{name.replace('_', '-')} is {value}: it must be {must}.")

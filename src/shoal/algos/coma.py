@@ -159,7 +159,9 @@ class COMA(Algorithm):
             self.register_buffer(f"others_{g}", x, persistent=False)
         self.place(seat.device)
         self.actor_optimiser = self.make_optimiser([self.actors], c.lr)
-        self.critic_optimiser = self.make_optimiser([self.critics], c.lr_critic or c.lr)
+        rate = c.lr_critic or c.lr
+        self._critic_rate = self.schedule("lr", rate, rate * c.lr_last)
+        self.critic_optimiser = self.make_optimiser([self.critics], rate)
         self.target = Target(self.critics, self.critic_optimiser, c.target_every, c.target_tau)
 
     def _feed(self) -> Rollout | Replay:
@@ -266,9 +268,9 @@ class COMA(Algorithm):
         return steps * rows * sum(self.sizes.values())
 
     def set_schedules(self, now: Now) -> None:
-        c, rate = self.config, self._rate(now)
-        self.actor_optimiser.rate.fill_(rate)
-        self.critic_optimiser.rate.fill_(rate * (c.lr_critic or c.lr) / c.lr)
+        c = self.config
+        self.actor_optimiser.rate.fill_(self._rate(now))
+        self.critic_optimiser.rate.fill_(self._critic_rate(now))
         self.entropy_weight.fill_(self._entropy(now))
         self.epsilon.fill_(self._epsilon(Now(now.step, c.epsilon_steps, now.updates)))
 

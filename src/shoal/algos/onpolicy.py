@@ -146,7 +146,9 @@ class OnPolicy(Algorithm, ABC):
         self.slices = min(c.critic_slices, self.steps)
         self.observations = Observations(self, c.critic, c.critic_input)
         self.shared = net.trunk == "shared"
-        if self.shared and (self.observations.central or self.slices or net.critic_hidden or c.lr_critic != type(c).lr_critic):
+        if self.shared and (
+            self.observations.central or self.slices or net.critic_hidden or c.lr_critic not in (None, type(c).lr_critic)
+        ):
             raise UserError(
                 "--net.trunk shared is one net for actor and critic: it takes --algo.critic own, and no --algo.critic-slices, "
                 "--net.critic-hidden or --algo.lr-critic."
@@ -163,6 +165,8 @@ class OnPolicy(Algorithm, ABC):
                 f"--algo.lr-schedule is {c.lr_schedule}, and {type(self).__name__} takes one step: it has moved by nothing."
             )
         self._rate = self.schedule("lr") if self.lr_kl is None else None
+        critic = self.critic_rate, self.critic_rate * c.lr_last
+        self._critic_rate = self.schedule("lr", *critic) if self.lr_kl is None else None
         self._entropy = self.schedule("entropy")
         self.register_buffer("entropy_weight", torch.tensor(c.entropy))
         self.register_buffer("warmup", torch.tensor(c.random_steps > 0))  # act at random
@@ -230,17 +234,19 @@ class OnPolicy(Algorithm, ABC):
 
     def set_schedules(self, now: Now) -> None:
         c = self.config
-        if self._rate is not None:
-            self._set_rate(self._rate(now))
+        if self._rate is not None and self._critic_rate is not None:
+            self.actor_optimiser.rate.fill_(self._rate(now))
+            if self.critic is not None:
+                self.critic_optimiser.rate.fill_(self._critic_rate(now))
         self.entropy_weight.fill_(self._entropy(now))
         self.warmup.fill_(now.step < c.random_steps)
         self.learning.fill_(now.step >= c.learning_starts)
 
-    def _set_rate(self, rate: float | Tensor) -> None:
-        c = self.config
-        optimisers = (self.actor_optimiser,) if self.critic is None else (self.actor_optimiser, self.critic_optimiser)
-        for optimiser, times in zip(optimisers, (1.0, self.critic_rate / c.lr), strict=False):
-            optimiser.rate.copy_(rate * times) if isinstance(rate, Tensor) else optimiser.rate.fill_(rate * times)
+    def _set_rate(self, rate: Tensor) -> None:
+        """Of both, in proportion: a rate that adapts is one for both."""
+        self.actor_optimiser.rate.copy_(rate)
+        if self.critic is not None:
+            self.critic_optimiser.rate.copy_(rate * (self.critic_rate / self.config.lr))
 
     @torch.no_grad()
     def prepare(self, samples: Samples) -> tuple[Minibatch, Metrics]:

@@ -4,7 +4,8 @@ constant
 linear, cosine, exponential        from the first value to the last, over the run
 exponential:0.999/update           times so much at each update; or at each environment step: exponential:0.99999/step
 kl, kl:0.01                        learning rates alone: smaller where the policy moved too far, larger where too little
-StepLR:step_size=100,gamma=0.5     PyTorch's of torch.optim.lr_scheduler, by name and arguments, a step for each update
+StepLR:step_size=100,gamma=0.5     PyTorch's of torch.optim.lr_scheduler, by name and arguments, a step for each update; never
+                                   below the last value, and once it has ended (OneCycleLR) it stays
 package.module:Class               your own, or file.py:Class: made as Class(first, last), called with a `Now`; or one that
                                    derives from PyTorch's LRScheduler: made as Class(optimiser)
 """
@@ -29,9 +30,10 @@ from shoal.spec import UserError
 
 SHAPES = ("constant", "linear", "cosine", "exponential")
 KL = 0.008  # the divergence that an adaptive rate aims at, unless told
-PYTORCH: dict[str, Any] = {
-    k: x for k, x in vars(lr_scheduler).items() if isinstance(x, type) and issubclass(x, LRScheduler) and x is not LRScheduler
-}
+PYTORCH = (  # of its schedulers those that are made of numbers
+    *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LinearLR", "MultiStepLR"),
+    *("OneCycleLR", "PolynomialLR", "StepLR"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
         return lambda now: max(first * rate ** (now.step if by_step else now.updates), last)
     name, _, words = text.partition(":")
     if name in PYTORCH:
-        return _stepped(text, partial(PYTORCH[name], **_arguments(text, words, flag)), first, flag)
+        return _stepped(text, partial(getattr(lr_scheduler, name), **_arguments(text, words, flag)), first, last, flag)
+    if "=" in words:
+        raise UserError(f"{flag} is {text!r}, and PyTorch has no {name!r}{near(name, PYTORCH)}: it has {', '.join(PYTORCH)}.")
     if ":" in text and not text.startswith(("exponential:", "kl:")):
         return _own(text, first, last, flag)
     if text == "kl" or text.startswith("kl:"):
@@ -81,7 +85,7 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
 def _own(text: str, first: float, last: float, flag: str) -> Schedule:
     cls = own_object(text, flag)
     if isinstance(cls, type) and issubclass(cls, LRScheduler):
-        return _stepped(text, cls, first, flag)
+        return _stepped(text, cls, first, last, flag)
     try:
         schedule = cls(first, last)
         float(schedule(Now(0, 1, 0)))
@@ -94,32 +98,36 @@ def _own(text: str, first: float, last: float, flag: str) -> Schedule:
 
 class Stepped:
     """A scheduler of PyTorch's as a schedule: it makes a step for each update. What it is after so many follows from their
-    number alone, so that nothing of it needs to be saved."""
+    number alone, so that nothing of it needs to be saved. It moves the rate alone, no momentum."""
 
-    def __init__(self, scheduler: Callable[..., LRScheduler], first: float):
-        self.scheduler, self.first = scheduler, first
+    def __init__(self, scheduler: Callable[..., LRScheduler], first: float, last: float, told: str):
+        self.scheduler, self.first, self.last, self.told = scheduler, first, last, told
         self._begin()
 
     def _begin(self) -> None:
         self.optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.first)
         self.made, self.updates = self.scheduler(self.optimiser), 0
+        self.ends: float = getattr(self.made, "total_steps", math.inf) - 1  # OneCycleLR's; its first step is made when it is
 
     def __call__(self, now: Now) -> float:
         if now.updates < self.updates:
             self._begin()
-        for _ in range(now.updates - self.updates):
-            self.optimiser.step()  # of no gradient: PyTorch warns of schedulers whose optimiser stands still
-            self.made.step()
-        self.updates = now.updates
-        return float(self.optimiser.param_groups[0]["lr"])
+        try:
+            while self.updates < min(now.updates, self.ends):
+                self.updates += 1
+                self.optimiser.step()  # of no gradient: PyTorch warns of schedulers whose optimiser stands still
+                self.made.step()
+        except Exception as e:  # arguments of a wrong type, a user's own class, a step that takes a loss
+            raise UserError(f"{self.told}, which gave no rate after {self.updates} updates: {type(e).__name__}: {e}.") from e
+        return max(float(self.optimiser.param_groups[0]["lr"]), self.last)
 
 
-def _stepped(text: str, scheduler: Callable[..., LRScheduler], first: float, flag: str) -> Schedule:
+def _stepped(text: str, scheduler: Callable[..., LRScheduler], first: float, last: float, flag: str) -> Schedule:
     try:
-        schedule = Stepped(scheduler, first)
-        schedule(Now(0, 1, 2))
-    except Exception as e:  # arguments that are missing, unknown or wrong, or a step that takes a loss
+        schedule = Stepped(scheduler, first, last, f"{flag} is {text}")
+    except Exception as e:  # arguments that are missing, unknown or wrong
         raise UserError(f"{flag} is {text}, and PyTorch could make no schedule of it: {type(e).__name__}: {e}.") from e
+    schedule(Now(0, 1, 2))
     return schedule
 
 
@@ -128,8 +136,12 @@ def _arguments(text: str, words: str, flag: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f({words})", mode="eval").body
         assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
         assert not call.args
-        return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg is not None}
+        names = [k.arg for k in call.keywords]
+        assert None not in names
+        assert len(set(names)) == len(names)
+        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, AssertionError):
         raise UserError(f"{flag} is {text!r}: arguments are name=number, as in StepLR:step_size=100,gamma=0.5.") from None
 
