@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # for what the scores are called
 
 PEERS = {"jaxmarl": "JaxMARL", "sb3": "Stable-Baselines3", "skrl": "skrl", "xuance": "XuanCe", "benchmarl": "BenchMARL"}
 # the README's five: an algorithm of every family, and environments of several
-FIVE = (("mappo", "spread"), ("qmix", "spread"), ("matd3", "spread-continuous"), ("ppo", "lunar-lander"), ("sac", "pendulum"))
+FIVE = (("mappo", "spread"), ("qmix", "spread"), ("masac", "spread-continuous"), ("ppo", "lunar-lander"), ("sac", "pendulum"))
 # the README's columns of speed: result file -> sizes (rows, steps)
 SPEEDS = {"peers-cpu-ippo": ((16, 128), (256, 25)), "peers-cuda-ippo": ((1024, 128),)}
 
@@ -227,9 +227,11 @@ def scores() -> str:
 
 def five_scores() -> str:
     """From the results of `benchmarks/defaults.py`: what comes of no flags."""
-    from defaults import RESULTS, TASKS, read, rows
+    from defaults import RESULTS, TASKS, confirmed, read, rows
 
-    found = {(task, who): (steps, score, seeds, took) for task, who, steps, score, *_, seeds, took in rows(read(RESULTS))}
+    found = {
+        (task, who): (steps, score, seeds, took) for task, who, steps, score, *_, seeds, took in rows(confirmed(read(RESULTS)))
+    }
     out = []
     for who, name in FIVE:
         (steps, score, seeds, took), task = found[name, who], TASKS[name]
@@ -272,9 +274,9 @@ def score_results() -> dict[str, Any]:
 
 def defaults() -> str:
     """From the results of `benchmarks/defaults.py`."""
-    from defaults import COLUMNS, RESULTS, read, rows
+    from defaults import COLUMNS, RESULTS, confirmed, read, rows
 
-    return table(COLUMNS, rows(read(RESULTS)))
+    return table(COLUMNS, rows(confirmed(read(RESULTS))))
 
 
 def tag() -> str:
