@@ -52,7 +52,8 @@ def test_weights_of_an_older_run_begin_a_new_one(run: Path, tmp_path: Path) -> N
     old, new = (checkpoint.read(r / "checkpoints" / "last.pt") for r in (run, begun.path))
     (theirs,) = old["algorithms"].values()
     (mine,) = new["algorithms"].values()
-    assert set(checkpoint.renamed(theirs, mine)) == set(mine)
+    known = {k for k in mine if not k.startswith("reward_norm.")}  # QMIX had no statistics of rewards: they begin anew
+    assert set(checkpoint.renamed(theirs, mine)) == known
 
 
 def test_a_name_that_an_algorithm_has_now_is_no_old_one() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.spec import Box, EnvSpec
 
 SHORT = 50  # steps of an episode up to which it is short: as on the particle worlds
-FAR = 500  # beyond which it is long, and what a step leads to may show hundreds of steps later
+FAR = 500  # from which on it is long, and what a step leads to may show hundreds of steps later
 LONG = 1000  # that of which the world does not say how long it may be
 
 
@@ -77,17 +77,18 @@ def step_size(f: Facts) -> float:
 
 
 def far_gamma(f: Facts) -> float:
-    """As `gamma`, and 0.995 where episodes are long: a lander that cares for the next hundred steps alone hovers."""
-    return 0.995 if f.horizon > FAR else gamma(f)
+    """As `gamma`, and 0.995 where episodes are long: a lander that cares for the next hundred steps alone hovers, and a cart
+    drifts off its track."""
+    return 0.995 if f.horizon >= FAR else gamma(f)
 
 
 def lam(f: Facts) -> float:
     """0.95, and 0.98 where episodes are long."""
-    return 0.98 if f.horizon > FAR else 0.95
+    return 0.98 if f.horizon >= FAR else 0.95
 
 
 def minibatches(f: Facts) -> int:
-    """Of teams 4, each step of which has all agents in it; of one agent 8, and 32 where episodes are long."""
+    """Of teams 4, each step of which has all agents in it; of one agent 8, and 32 beyond 500 steps."""
     return 4 if f.agents > 1 else 32 if f.horizon > FAR else 8
 
 

@@ -86,8 +86,8 @@ class OnPolicy(Algorithm, ABC):
         rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 128
         episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
         chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
-        gamma: float | None = None  # discount; none: 0.95 where episodes last at most 50 steps, 0.995 beyond 500, else 0.99
-        lam: float | None = None  # GAE's lambda; none: 0.98 where episodes last more than 500 steps, else 0.95
+        gamma: float | None = None  # discount; none: 0.95 where episodes last at most 50 steps, 0.995 from 500 on, else 0.99
+        lam: float | None = None  # GAE's lambda; none: 0.98 where episodes last 500 steps and more, else 0.95
         entropy: float | None = (
             None  # weight of the entropy bonus; none: of choices 0.01, of teams 0.02; of continuous actions 0
         )

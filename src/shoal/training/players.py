@@ -245,12 +245,16 @@ def restore(algorithm: Algorithm, state: dict[str, Any], source: str, leave: tup
 
 
 def load_weights(players: Players, source: str) -> None:
-    """Start the learners from another run's weights and normalisers; optimisers begin anew."""
+    """Start the learners from another run's weights and normalisers; optimisers begin anew, and so do the statistics of rewards
+    where that run had none."""
     path = Path(source)
     state = _read(path) if os.path.isfile(path) else read_policy(Run(source))
     for a in players.algorithms:
         if a.learns:
-            restore(a, state, source, leave=tuple(n for n, m in a.named_modules() if isinstance(m, Optimiser)))
+            theirs = state["algorithms"].get(",".join(a.groups)) or {}
+            anew = () if any(str(k).startswith("reward_norm.") for k in theirs) else ("reward_norm.",)
+            optimisers = (n for n, m in a.named_modules() if isinstance(m, Optimiser))
+            restore(a, state, source, leave=(*optimisers, *anew))
 
 
 def rollout_steps(algorithms: list[Algorithm]) -> int:
