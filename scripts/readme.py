@@ -239,7 +239,7 @@ def five_scores() -> str:
         out.append(
             (
                 train,
-                f"{task.metric.removeprefix('return/')} {score} ({seeds} seeds)",
+                f"{task.metric.removeprefix('return/')} {score} ({seeds} {'seed' if seeds == '1' else 'seeds'})",
                 f"{took} s",
                 f"{task.random:g}",
                 f"{task.best:g}, {task.source}",
