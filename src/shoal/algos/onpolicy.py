@@ -97,7 +97,7 @@ class OnPolicy(Algorithm, ABC):
         lr: float | None = 1e-3  # learning rate
         lr_critic: float | None = None  # learning rate of the critic; none: the same
         lr_schedule: str = (
-            "linear"  # constant, linear, cosine, exponential, exponential:0.999/update or /step, kl, kl:0.01, module:Class
+            "linear"  # constant, linear, cosine, exponential (:0.999/update), kl, kl:0.01, StepLR:step_size=100, module:Class
         )
         grad_clip: float | None = 0.5  # norm beyond which gradients are scaled down; none: never
         random_steps: int = 0  # environment steps of uniformly random actions at the beginning
