@@ -154,7 +154,7 @@ def run(job: Job) -> dict[str, Any]:
             x = episodes.returns[task.metric.removeprefix("return/")].double().mean(-1)
             played[checkpoint] = [float(x.mean()), 1.96 * float(x.std()) / math.sqrt(len(x))]
         curve = [round(line[task.metric], 3) for line in lines]
-        ended = {"best_step": best_step, "remarks": done.remarks, "curve": curve}
+        ended = {"best_step": best_step, "remarks": [r.replace(str(done.path), "RUN") for r in done.remarks], "curve": curve}
         return {**vars(job), "steps": steps, "seconds": round(seconds), **played, **ended}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

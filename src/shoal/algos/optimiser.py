@@ -7,7 +7,7 @@ moving by its moments.
 The step is PyTorch's own of the same name, `--algo.optimiser`:
 
     adamw      w -= rate (decay w + m / (sqrt(v) + eps)),   m, v: means of g and of its square, without their bias to zero
-    adam       the same with g + decay w for g, and no decay beside it
+    adam       the same without decay, where g + decay w takes the place of g
     rmsprop    w -= rate b,   b = momentum b + g / (sqrt(v) + eps),   v = beta2 v + (1 - beta2) g^2
     sgd        w -= rate b,   b = momentum b + g
 """

@@ -123,8 +123,8 @@ class PPO(OnPolicy):
         def __post_init__(self) -> None:
             super().__post_init__()
             bounded(self, {"lr_kl_factor": (1.0, 1e30)}, ("lr_kl_least", "lr_kl_most"))
-            for name, default in (("lr_kl_factor", 1.5), ("lr_kl_least", 1e-6), ("lr_kl_most", 1e-2)):
-                if getattr(self, name) != default and not self.lr_schedule.startswith("kl"):
+            for name in ("lr_kl_factor", "lr_kl_least", "lr_kl_most"):
+                if getattr(self, name) != getattr(PPO.Config, name) and not self.lr_schedule.startswith("kl"):
                     flag = f"--algo.{name.replace('_', '-')}"
                     raise UserError(f"{flag} is for --algo.lr-schedule kl, which is {self.lr_schedule}.")
             if self.lr_kl_least > self.lr_kl_most:

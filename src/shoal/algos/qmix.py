@@ -12,7 +12,7 @@ state makes it steep, and a maximum looks for them: on simple_spread, where ever
 with targets copied every 200 updates or following by 0.01, whatever the batch, the rate and the loss: -22 after 1M steps.
 Copied every 2000 updates they still crept up late in a run of 100,000 updates with rewards as they are: -10.9 at 550k steps,
 -12.3 at the end (seed 3). With rewards divided by their root mean square it ends at -10.1 (seed 0), and with 40,000 updates of
-batches of 512 beside that, the defaults, at -9.5, -9.6 and -9.8 (seeds 0 to 2), each within 0.05 of its best. Rewards as they
+batches of 512 as well, the defaults, at -9.5, -9.6 and -9.8 (seeds 0 to 2), each within 0.05 of its best. Rewards as they
 are and batches of 512 alone: -12.1, with copies every 1000. Copies every 500, all else as the defaults: -18.6.
 
 `mixer_width` is the width of the hidden layer, `hyper_width` that of the nets that make its weights. The state is the world's

@@ -46,7 +46,7 @@ def remember_policy(
 def remember_output(
     learner: ActorCritic, actor: Net, frame: Frame, cat: Cat, before: Any, obs: Any, u: Tensor | None, explore: bool
 ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-    """The same of an actor that puts out numbers, beside critics that take actions."""
+    """As `remember_policy`, of an actor without a distribution (DDPG, TD3, SAC), whose critics take actions."""
     start, active, after = cat(lambda g: frame[g].start), _whose(learner, frame, cat), dict(before)
     params, state = actor(obs, before.get("actor"), None, active)
     if u is not None and explore and learner.config.noise_keep:
@@ -65,8 +65,8 @@ def _whose(learner: Algorithm, frame: Frame, cat: Cat) -> Tensor | None:
 
 
 def _critic_memory(learner: ActorCritic, k: str, frame: Frame, state: Any, start: Tensor, active: Tensor | None) -> Any:
-    """A critic's memory after what is seen now. Of one critic for all every agent has a copy, and those who start have lost
-    theirs already."""
+    """A critic's memory after what is seen now. Where one critic serves all, every agent holds a copy; who starts has lost it
+    already."""
     critic: Any = learner.critics[int(k)]
     seen = learner.observations.critic_input(frame)
     if not learner.as_one:

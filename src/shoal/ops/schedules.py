@@ -100,8 +100,8 @@ class Stepped:
     """A scheduler of PyTorch's as a schedule: it makes a step for each update. What it is after so many follows from their
     number alone, so that nothing of it needs to be saved. It moves the rate alone, no momentum."""
 
-    def __init__(self, scheduler: Callable[..., LRScheduler], first: float, last: float, told: str):
-        self.scheduler, self.first, self.last, self.told = scheduler, first, last, told
+    def __init__(self, scheduler: Callable[..., LRScheduler], first: float, last: float, asked: str):
+        self.scheduler, self.first, self.last, self.asked = scheduler, first, last, asked
         self._begin()
 
     def _begin(self) -> None:
@@ -118,7 +118,7 @@ class Stepped:
                 self.optimiser.step()  # of no gradient: PyTorch warns of schedulers whose optimiser stands still
                 self.made.step()
         except Exception as e:  # arguments of a wrong type, a user's own class, a step that takes a loss
-            raise UserError(f"{self.told}, which gave no rate after {self.updates} updates: {type(e).__name__}: {e}.") from e
+            raise UserError(f"{self.asked}, which gave no rate after {self.updates} updates: {type(e).__name__}: {e}.") from e
         return max(float(self.optimiser.param_groups[0]["lr"]), self.last)
 
 

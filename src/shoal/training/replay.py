@@ -1,4 +1,4 @@
-"""The one replay of a loop: made for those who learn from it, with a trainer for each; broken off where worlds begin anew."""
+"""Making the replay of a loop, and a trainer for each algorithm that learns from it."""
 
 from __future__ import annotations
 
