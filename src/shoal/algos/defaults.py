@@ -103,12 +103,16 @@ def entropy(f: Facts) -> float:
 
 def every(f: Facts) -> float:
     """A hundred thousand updates a run, but no more than one for each environment step and no fewer than one for 25."""
-    return min(max(f.steps / 100_000, 1.0), 25.0)
+    return _steps_an_update(f, 100_000)
 
 
 def seldom(f: Facts) -> float:
     """Forty thousand updates a run, within the same bounds."""
-    return min(max(f.steps / 40_000, 1.0), 25.0)
+    return _steps_an_update(f, 40_000)
+
+
+def _steps_an_update(f: Facts, updates: int) -> float:
+    return min(max(f.steps / updates, 1.0), 25.0)
 
 
 def warm(f: Facts) -> int:

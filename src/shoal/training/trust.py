@@ -31,7 +31,7 @@ from shoal.training.settings import SECTIONS, Settings
 KEY_BYTES = 32
 VALUE = "="  # stands for the field of what is in --env.args
 PLAIN = {  # by field: what else has a colon, and is never imported there
-    "schedule": r"kl:[\d.eE+-]+|exponential:[\d.eE+-]+(/update|/step)?",
+    "schedule": r"kl:[\d.eE+-]+|exponential:[\d.eE+-]+(/update|/step)?|(" + "|".join(PYTORCH) + r"):.*",
     "shaper": r"python:[\w.<>]+",  # a function that is handed over
     VALUE: r"[\d:]+",
 }
@@ -46,11 +46,8 @@ def names_in(values: Any, field: str = "") -> set[str]:
         return {name for k, v in values.items() for name in names_in(v, k)}
     if isinstance(values, list | tuple | set):
         return {name for v in values for name in names_in(v, field)}
-    schedule = str(field).endswith("schedule")
-    form = PLAIN.get("schedule" if schedule else field)
+    form = PLAIN.get("schedule" if str(field).endswith("schedule") else field)
     own = isinstance(values, str) and names_code(values) and not (form and re.fullmatch(form, values))
-    if own and schedule and values.partition(":")[0] in PYTORCH:  # by that name nothing else is looked up
-        return set()
     return {values} if own else set()
 
 
