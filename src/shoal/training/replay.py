@@ -1,4 +1,4 @@
-"""Making the replay of a loop, and a trainer for each algorithm that learns from it; ending sequences where worlds begin anew."""
+"""Making the replay of a loop, and a trainer for each who learns from it; ending sequences where worlds begin anew."""
 
 from __future__ import annotations
 
