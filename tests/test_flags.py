@@ -174,6 +174,19 @@ def test_every_field_of_every_config_has_help() -> None:
     assert seen > 50
 
 
+def test_help_shows_the_nets_that_an_algorithm_has() -> None:
+    from shoal.ids import find
+    from shoal.training.settings import Settings, all_flags, group_config
+
+    seen = []
+    for algo in ("mappo", "maddpg", "coma"):
+        flags = all_flags(find("algos", algo), find("envs", "simple_spread"))["net"]
+        _, net = group_config(Settings(algo, "simple_spread"), find("algos", algo), "agents")
+        assert {name: f.default for name, f in flags.items()} == {f"net.{k.replace('_', '-')}": v for k, v in vars(net).items()}
+        seen.append((net.hidden, net.activation))
+    assert seen == [((64, 64), "tanh"), ((128, 128), "relu"), ((128, 128), "relu")]
+
+
 def test_split() -> None:
     words, flags = split(["train", "ppo", "--x", "1", "--y=2", "--z", "--a_b", "-3", "--last"])
     assert words == ["train", "ppo"]

@@ -263,16 +263,16 @@ def group_config(settings: Settings, entry: Entry, group: str) -> tuple[Any, Net
 def all_flags(algo: Entry, env: Entry) -> dict[str, dict[str, Flag]]:
     """Section -> flags, as `shoal train ALGO ENV --help` shows them; the name's own settings are the defaults."""
 
-    def with_defaults(flags: dict[str, Flag], entry: Entry) -> dict[str, Flag]:
-        own = {k.replace("_", "-"): v for k, v in entry.settings.items()}
+    def with_defaults(flags: dict[str, Flag], own: dict[str, Any]) -> dict[str, Flag]:
+        own = {k.replace("_", "-"): v for k, v in own.items()}
         return {n: dataclasses.replace(f, default=own.get(n.partition(".")[2], f.default)) for n, f in flags.items()}
 
-    common = common_flags()
+    common, learner, world = common_flags(), algo.load(), env.load()
     return {
         "run": common.pop("run"),
-        "algo": with_defaults(flags_of(algo.load().Config, "algo."), algo),
-        "net": common.pop("net"),
-        "env": with_defaults(flags_of(env.load().Config, "env."), env),
+        "algo": with_defaults(flags_of(learner.Config, "algo."), algo.settings),
+        "net": with_defaults(common.pop("net"), learner.net_defaults),
+        "env": with_defaults(flags_of(world.Config, "env."), env.settings),
         **common,
     }
 
