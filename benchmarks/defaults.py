@@ -119,15 +119,24 @@ def run(job: Job) -> dict[str, Any]:
     """Train, then play the last and the best checkpoint on the same fresh seeds."""
     import torch
 
-    import shoal
     from shoal import api
-    from shoal.training.settings import from_flags
 
     torch.set_num_threads(1)
-    task, folder, began = TASKS[job.task], Path(tempfile.mkdtemp(prefix="defaults-")), time.process_time()
-    steps = job.steps or task.steps(job.algorithm)
+    folder, began = Path(tempfile.mkdtemp(prefix="defaults-")), time.process_time()
+    try:
+        done, _ = api.start(settings(job, folder / "run"))
+        return result(job, done, time.process_time() - began)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def settings(job: Job, folder: Path) -> Any:
+    """What the command line would make of the job's words."""
+    from shoal.training.settings import from_flags
+
+    task, steps = TASKS[job.task], job.steps or TASKS[job.task].steps(job.algorithm)
     environment, *own = task.words.split()
-    words = [*own, *job.words.split(), "--steps", str(steps), "--seed", str(job.seed), "--out", str(folder / "run")]
+    words = [*own, *job.words.split(), "--steps", str(steps), "--seed", str(job.seed), "--out", str(folder)]
     words += ["--quiet", "--threads", "1", "--device", job.device, "--log.tensorboard", "false", "--save.keep", "0"]
     flags: dict[str, str | None] = {}
     for word in words:
@@ -138,31 +147,55 @@ def run(job: Job) -> dict[str, Any]:
             flags[name] = word
     if "/" in task.words or "Lunar" in task.words:
         flags.setdefault("env.workers", "0")  # a core is all that a run has
-    try:
-        done, _ = api.start(from_flags(job.algorithm, environment, flags))
-        seconds = time.process_time() - began
-        lines = done.evaluations()
-        best_step = max((line for line in lines), key=lambda line: line[task.metric])["step"]
-        played = {}
-        for checkpoint in ("last", "best"):
-            if checkpoint == "best" and (best_step == lines[-1]["step"] or not (done.checkpoints / "best.pt").exists()):
-                played["best"] = played["last"]
-                continue
-            episodes = shoal.evaluate(
-                done, job.episodes or task.episodes, seed=900_000 + job.seed, checkpoint=checkpoint, device=job.device
-            )
-            x = episodes.returns[task.metric.removeprefix("return/")].double().mean(-1)
-            played[checkpoint] = [float(x.mean()), 1.96 * float(x.std()) / math.sqrt(len(x))]
-        curve = [round(line[task.metric], 3) for line in lines]
-        ended = {"best_step": best_step, "remarks": [r.replace(str(done.path), "RUN") for r in done.remarks], "curve": curve}
-        return {**vars(job), "steps": steps, "seconds": round(seconds), **played, **ended}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return from_flags(job.algorithm, environment, flags)
 
 
-def run_all(jobs: list[Job], out: Path, processes: int, limit: float) -> None:
-    known = {tuple(r["key"]) for r in read(out)} if out.exists() else set()
-    todo = sorted({j for j in jobs if j.key not in known}, key=lambda j: (j.seed, -cost(j)))
+def result(job: Job, done: Any, seconds: float) -> dict[str, Any]:
+    import shoal
+
+    task, played = TASKS[job.task], {}
+    lines = done.evaluations()
+    best_step = max((line for line in lines), key=lambda line: line[task.metric])["step"]
+    for checkpoint in ("last", "best"):
+        if checkpoint == "best" and (best_step == lines[-1]["step"] or not (done.checkpoints / "best.pt").exists()):
+            played["best"] = played["last"]
+            continue
+        episodes = shoal.evaluate(
+            done, job.episodes or task.episodes, seed=900_000 + job.seed, checkpoint=checkpoint, device=job.device
+        )
+        x = episodes.returns[task.metric.removeprefix("return/")].double().mean(-1)
+        played[checkpoint] = [float(x.mean()), 1.96 * float(x.std()) / math.sqrt(len(x))]
+    curve = [round(line[task.metric], 3) for line in lines]
+    ended = {"best_step": best_step, "remarks": [r.replace(str(done.path), "RUN") for r in done.remarks], "curve": curve}
+    return {**vars(job), "steps": done.recorded.run["steps"], "seconds": round(seconds), **played, **ended}
+
+
+def run_streams(jobs: list[Job], out: Path) -> None:
+    """All jobs at once in this process, each on a CUDA stream of its own. Seconds are those of all of them."""
+    import torch
+
+    from shoal.log.console import Board
+    from shoal.training import several
+    from shoal.training.loop import Loop
+    from shoal.training.players import record
+    from shoal.training.run import Run
+    from shoal.training.settings import resolve
+
+    folder, began = Path(tempfile.mkdtemp(prefix="defaults-")), time.perf_counter()
+    streams, loops = several.streams(torch.device(jobs[0].device), len(jobs)), []
+    for k, (job, stream) in enumerate(zip(jobs, streams, strict=True)):
+        with torch.cuda.stream(stream):
+            loop = Loop(resolve(settings(job, folder / str(k))))
+        loop.folder = Run.create(loop.resolved, record(loop.players), loop.env)
+        loops.append(loop)
+    several.run_together(loops, Board({job.seed: 0 for job in jobs}, 1, True), streams)
+    seconds = time.perf_counter() - began
+    for job, loop in zip(jobs, loops, strict=True):
+        tell(job, {"key": job.key, **result(job, loop.folder, seconds)}, out, began)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_processes(todo: list[Job], out: Path, processes: int, limit: float) -> None:
     began = time.perf_counter()
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         futures = {pool.submit(run, j): j for j in todo}
@@ -170,23 +203,26 @@ def run_all(jobs: list[Job], out: Path, processes: int, limit: float) -> None:
             for future in as_completed(futures, timeout=limit):
                 job = futures[future]
                 try:
-                    result = {"key": job.key, **future.result()}
+                    tell(job, {"key": job.key, **future.result()}, out, began)
                 except Exception as e:  # a run that failed is a result as well
-                    result = {"key": job.key, **vars(job), "error": f"{type(e).__name__}: {e}"}
-                with out.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
-                last, best = (result.get(k, [math.nan])[0] for k in ("last", "best"))
-                took, error = result.get("seconds", 0), result.get("error", "")
-                print(
-                    f"{time.perf_counter() - began:5.0f} s {job.algorithm:7} {job.task:24} {job.seed} {last:9.2f} "
-                    f"best {best:9.2f} {took:4} s  {job.words} {error}",
-                    flush=True,
-                )
+                    tell(job, {"key": job.key, **vars(job), "error": f"{type(e).__name__}: {e}"}, out, began)
         except TimeoutError:
             print("the time is up", flush=True)
             for process in list(pool._processes.values()):
                 process.kill()
             os._exit(0)
+
+
+def tell(job: Job, result: dict[str, Any], out: Path, began: float) -> None:
+    with out.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+    last, best = (result.get(k, [math.nan])[0] for k in ("last", "best"))
+    took, error = result.get("seconds", 0), result.get("error", "")
+    print(
+        f"{time.perf_counter() - began:5.0f} s {job.algorithm:7} {job.task:24} {job.seed} {last:9.2f} "
+        f"best {best:9.2f} {took:4} s  {job.words} {error}",
+        flush=True,
+    )
 
 
 def cost(job: Job) -> float:
@@ -221,6 +257,7 @@ def main() -> int:
     verb.add_argument("--steps", type=int)
     verb.add_argument("--episodes", type=int)
     verb.add_argument("--device", default="cpu")
+    verb.add_argument("--streams", action="store_true", help="all at once in this process, each on a CUDA stream")
     verb.add_argument("--limit", type=float, default=1e9, help="seconds after which no more is waited for")
     verb.add_argument("--list", help="a file of jobs: ALGO TASK SEEDS [FLAGS], a line each")
     verb = verbs.add_parser("table")
@@ -252,7 +289,12 @@ def main() -> int:
             for t in args.tasks.split(","):
                 if TASKS[t].takes(a):
                     jobs += [Job(a, t, s, args.words, args.steps, args.episodes, args.device) for s in numbers(args.seeds)]
-    run_all(jobs, args.out, args.jobs, args.limit)
+    known = {tuple(r["key"]) for r in read(args.out)} if args.out.exists() else set()
+    todo = sorted({j for j in jobs if j.key not in known}, key=lambda j: (j.seed, -cost(j)))
+    if args.streams and todo:
+        run_streams(todo, args.out)
+    else:
+        run_processes(todo, args.out, args.jobs, args.limit)
     return 0
 
 
