@@ -81,6 +81,7 @@ def _lines(where: Path, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 yield line, "backward", "only algos/optimiser.py descends"
             if called == "step" and receiver and name != "training/collect.py" and not steps_foreign:
                 inherited = room == "envs" and receiver == "super"
+                inherited |= name == "envs/regroup.py" and receiver == "inner"  # the same world, behind a front
                 remembers = room == "nets" and receiver == "memory"  # a step of nets/memory.py
                 schedules = name == "ops/schedules.py"  # PyTorch's schedulers
                 if not inherited and not remembers and not schedules:

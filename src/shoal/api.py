@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from shoal.tools.check import Report
 
 
-def make(env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, **config: Any) -> Environment:
-    """An environment by id, path or class, or by a function that makes one, with its own settings as keywords."""
+def make(
+    env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, regroup: str = "", **config: Any
+) -> Environment:
+    """An environment by id, path or class, or by a function that makes one, with its own settings as keywords. `regroup`: who
+    is in which group, as `--regroup` of `shoal train`."""
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows is {rows!r}: it takes a whole number, at least 1.")
-    return make_env(id_of("envs", env), rows, choose_device(device), dtype, **config)
+    return make_env(id_of("envs", env), rows, choose_device(device), dtype, regroup, **config)
 
 
 def check(env: Any, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
@@ -322,9 +325,11 @@ def evaluate(
     device: str = "cpu",
     longest: int | None = None,
     trust: bool = False,
+    regroup: str | None = None,
 ) -> Episodes:
-    """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead; `longest`
-    how many steps an episode may last, in place of the run's --eval.longest. `trust`: run the code that the runs bring along,
+    """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead, and `regroup`
+    which agents are a group, where others than those that learnt together are to be played; `longest` is how many steps an
+    episode may last, in place of the run's --eval.longest. `trust`: run the code that the runs bring along,
     though this user did not make them."""
     if not isinstance(episodes, int) or not 1 <= episodes <= MOST_EPISODES:
         raise UserError(f"--episodes is {episodes!r}: it takes a whole number from 1 to {MOST_EPISODES:,}.")
@@ -332,7 +337,7 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     if trust:
         trusted([run.path], team)
-    resolved = run.resolve(device)
+    resolved = run.resolve(device, regroup)
     torch.set_num_threads(resolved.run.threads or 1)
     rows, each = rows_for(episodes, resolved.env_entry.load().widest)
     env = resolved.make_env(rows)

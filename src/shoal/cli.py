@@ -59,6 +59,7 @@ class EvalOptions:
     sampled: bool = False  # act as in training; else greedily
     seed: int | None = None  # of starts and draws; default: the run's, on a branch of its own
     checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
+    regroup: str | None = None  # who is in which group: first=player_0 second=player_1; default: as the run learnt them
     longest: int | None = None  # steps that an episode may last; default: the run's --eval.longest
     csv: str | None = None  # write an episode a line into this file
     device: str = "cpu"  # auto, cpu, cuda or cuda:1
@@ -72,6 +73,7 @@ class WatchOptions:
     gif: str | None = None  # write a GIF here; default: media/watch.gif in the run
     mp4: str | None = None  # write a video here; needs `pip install 'shoal[video]'`
     seed: int | None = None  # of starts and draws
+    regroup: str | None = None  # who is in which group: first=player_0 second=player_1; default: as the run learnt them
     checkpoint: str = "auto"  # best, last or a step's number; auto: best where there is one
     trust: bool = False  # run the code that the run brings along, though you did not make it; it is yours from then on
 
@@ -174,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if verb not in verbs:
             raise UserError(f"there is no verb {verb!r}{near(verb, verbs)}; `shoal --help` lists them.")
-        return verbs[verb](*read(verb, ["--help" if a == "-h" else a for a in rest]))
+        return verbs[verb](*read(verb, whole_groups(["--help" if a == "-h" else a for a in rest])))
     except UserError as e:
         print(f"shoal: {one_line(str(e))}", file=sys.stderr)
         return 1 if isinstance(e, StoppedError) else 2
@@ -350,7 +352,7 @@ def evaluate(words: list[str], flags: dict[str, str | None]) -> int:
     how_to = options.episodes, options.sampled, options.seed, options.checkpoint, team, options.device, options.longest
     found = measure.seeds_in(run, "evaluate")
     seeds = [r.recorded.run.get("seed", 0) for r in found]
-    played = [api.evaluate(r, *how_to, options.trust) for r in found]
+    played = [api.evaluate(r, *how_to, options.trust, options.regroup) for r in found]
     each = [measure.summary(episodes) for episodes in played]
     if options.csv:
         measure.write_csv(list(zip(seeds, played, strict=True)), Path(options.csv))
@@ -398,7 +400,8 @@ def watch(words: list[str], flags: dict[str, str | None]) -> int:
     found = seeds_in(run, "watch")
     one, which = best_of(found) if len(found) > 1 else (found[0], "")
     gif = options.gif or (None if options.mp4 else str(one.path / "media" / "watch.gif"))
-    episodes = tool.watch(one, gif, options.mp4, options.episodes, options.checkpoint, team, options.seed, options.trust)
+    how = options.episodes, options.checkpoint, team, options.seed, options.trust, options.regroup
+    episodes = tool.watch(one, gif, options.mp4, *how)
     scores = ", ".join(f"{g} {x.mean():.2f}" for g, x in episodes.returns.items())
     if which:
         print(which)
@@ -601,6 +604,18 @@ def bench(words: list[str], flags: dict[str, str | None]) -> int:
 
 
 # --- reading and printing --------------------------------------------------------------------------------------------
+
+
+def whole_groups(items: list[str]) -> list[str]:
+    """The words `GROUP=AGENT,AGENT` after --regroup as one."""
+    out: list[str] = []
+    for item in items:
+        first = out[-1].startswith("--regroup=") if out else False
+        if "=" in item and not item.startswith("--") and (first or (out[-2:-1] == ["--regroup"] and "=" in out[-1])):
+            out[-1] += f" {item}"
+        else:
+            out.append(item)
+    return out
 
 
 @cache

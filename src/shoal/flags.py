@@ -69,10 +69,10 @@ class Flag:
 
 
 def flags_of(cls: Any, prefix: str = "") -> dict[str, Flag]:
-    """The flags of a dataclass, by the name typed."""
+    """The flags of a dataclass, by the name typed: of all fields but those with the metadata `{"flag": False}`."""
     hints, helps = typing.get_type_hints(cls), helps_of(cls)
     out = {}
-    for f in dataclasses.fields(cls):
+    for f in (f for f in dataclasses.fields(cls) if f.metadata.get("flag", True)):
         name = prefix + f.name.replace("_", "-")
         default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]
         out[name] = Flag(name, hints[f.name], default, helps.get(f.name, ""))

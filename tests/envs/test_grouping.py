@@ -33,24 +33,26 @@ def test_agents_need_not_be_strings() -> None:
 
 def test_two_groups_of_one_name_are_refused() -> None:
     spaces = {"wolf_0": 3, "wolf_1": 2, "wolf_1_0": 3}  # wolf_1 is the second group of the stem wolf, and a stem itself
-    with pytest.raises(UserError, match=r"do not fall into groups by their names: say --env.groups"):
+    with pytest.raises(UserError, match=r"do not fall into groups by their names: say --regroup"):
         group_agents("", list(spaces), spaces)
 
 
 def test_groups_as_the_user_says() -> None:
-    text = "b=wolf_1,a=wolf_2+wolf_0,c=sheep"
-    groups = group_agents(text, list(WOLVES), WOLVES)
-    assert list(groups.items()) == [("b", ["wolf_1"]), ("a", ["wolf_2", "wolf_0"]), ("c", ["sheep"])]  # in the user's order
+    for text in ("b=wolf_1 a=wolf_2,wolf_0 c=sheep", "b=wolf_1,a=wolf_2+wolf_0,c=sheep"):  # the second as runs before had it
+        groups = group_agents(text, list(WOLVES), WOLVES)
+        assert list(groups.items()) == [("b", ["wolf_1"]), ("a", ["wolf_2", "wolf_0"]), ("c", ["sheep"])]  # the user's order
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a=wolf_0+wolf_2,b=wolf_1", "--env.groups leaves out sheep: every agent is in one group."),
-        ("a=wolf_0+wolf_1+wolf_2,b=sheep", "--env.groups has 'wolf_0' and 'wolf_1' in 'a', whose spaces are not equal."),
-        ("a=wolf_0+wolf_0,b=sheep", "--env.groups has 'wolf_0' twice."),
-        ("a=wolf_0,b=shep", "--env.groups has 'shep' (did you mean 'sheep'?): the agents are wolf_0, wolf_1, wolf_2, sheep."),
-        ("a", "--env.groups is 'a': it takes name=one+two,name=three."),
+        ("a=wolf_0,wolf_2 b=wolf_1", "--regroup leaves out sheep: every agent is in one group."),
+        ("a=wolf_0,wolf_1,wolf_2 b=sheep", "--regroup has 'wolf_0' and 'wolf_1' in 'a', whose spaces are not equal."),
+        ("a=wolf_0,wolf_0 b=sheep", "--regroup has 'wolf_0' twice: every agent is in one group."),
+        ("a=wolf_0 a=sheep", "--regroup has the group 'a' twice."),
+        ("a=wolf_0 b=shep", "--regroup has 'shep' (did you mean 'sheep'?): the agents are wolf_0, wolf_1, wolf_2, sheep."),
+        ("a", "--regroup is 'a': it takes GROUP=AGENT,AGENT GROUP=AGENT, such as fast=agent_0 slow=agent_1."),
+        ("a-b=sheep", "--regroup is 'a-b=sheep': it takes GROUP=AGENT,AGENT GROUP=AGENT, such as fast=agent_0 slow=agent_1."),
     ],
 )
 def test_groups_that_cannot_be(text: str, sentence: str) -> None:

@@ -3,9 +3,9 @@
 Agents with equal spaces and one name stem (`adversary_0` -> `adversary`) are a group. The only group is called `agents`. Agents
 of one stem with unequal spaces are several groups, numbered: `wolf_0`, `wolf_1`. The user can say it instead:
 
-    --env.groups a=walker_0+walker_1,b=walker_2    group=agent+agent: every agent is in one group
-    --env.teams red=a+b,blue=c                     team=group+group: a group that is not named is a team of its own
-    --env.teams all                                one team
+    --regroup a=walker_0,walker_1 b=walker_2    group=agent,agent: every agent is in one group
+    --env.teams red=a+b,blue=c                  team=group+group: a group that is not named is a team of its own
+    --env.teams all                             one team
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shoal.spec import UserError
 
 
 def group_agents(text: str, agents: list[Any], spaces: dict[Any, Any]) -> dict[str, list[Any]]:
-    """Group -> its agents: as `text` (--env.groups) says, else by name stem. `spaces` are equal for agents that may share a
+    """Group -> its agents: as `text` (--regroup) says, else by name stem. `spaces` are equal for agents that may share a
     group."""
-    return _groups_by_flag(text, agents, spaces) if text else _groups_by_stem(agents, spaces)
+    return read_groups(text, agents, spaces) if text else _groups_by_stem(agents, spaces)
 
 
 def team_of_groups(text: str, groups: list[str]) -> dict[str, str]:
@@ -54,23 +54,40 @@ def _groups_by_stem(agents: list[Any], spaces: dict[Any, Any]) -> dict[str, list
         for k, members in enumerate(by_spaces.values())
     ]
     if len(dict(named)) < len(named):
-        raise UserError(f"the agents {', '.join(map(str, agents))} do not fall into groups by their names: say --env.groups.")
+        raise UserError(f"the agents {', '.join(map(str, agents))} do not fall into groups by their names: say --regroup.")
     return dict(named)
 
 
-def _groups_by_flag(text: str, agents: list[Any], spaces: dict[Any, Any]) -> dict[str, list[Any]]:
+def read_groups(text: str, agents: list[Any], spaces: dict[Any, Any]) -> dict[str, list[Any]]:
+    """What --regroup says: group -> its agents."""
     named = {str(a): a for a in agents}
-    groups, placed = lists(text, "--env.groups"), set()
+    groups, placed = words_of(text), set()
     for group, words in groups.items():
         for word in words:
             if word not in named:
-                raise UserError(f"--env.groups has {word!r}{near(word, named)}: the agents are {', '.join(named)}.")
+                raise UserError(f"--regroup has {word!r}{near(word, named)}: the agents are {', '.join(named)}.")
             if word in placed:
-                raise UserError(f"--env.groups has {word!r} twice.")
+                raise UserError(f"--regroup has {word!r} twice: every agent is in one group.")
             if spaces[named[word]] != spaces[named[words[0]]]:
-                raise UserError(f"--env.groups has {words[0]!r} and {word!r} in {group!r}, whose spaces are not equal.")
+                raise UserError(f"--regroup has {words[0]!r} and {word!r} in {group!r}, whose spaces are not equal.")
             placed.add(word)
     missing = [name for name in named if name not in placed]
     if missing:
-        raise UserError(f"--env.groups leaves out {', '.join(missing)}: every agent is in one group.")
+        raise UserError(f"--regroup leaves out {', '.join(missing)}: every agent is in one group.")
     return {group: [named[w] for w in words] for group, words in groups.items()}
+
+
+def words_of(text: str) -> dict[str, list[str]]:
+    """`a=x,y b=z`: names, and the names that each stands for. Runs made before --regroup have `a=x+y,b=z`."""
+    groups: dict[str, list[str]] = {}
+    for word in re.sub(r",(?=[^\s=,+]+=)", " ", text).replace("+", ",").split():
+        group, _, agents = word.partition("=")
+        members = [a for a in agents.split(",") if a]
+        if not re.fullmatch(r"[A-Za-z_]\w*", group) or not members:
+            raise UserError(
+                f"--regroup is {text!r}: it takes GROUP=AGENT,AGENT GROUP=AGENT, such as fast=agent_0 slow=agent_1."
+            )
+        if group in groups:
+            raise UserError(f"--regroup has the group {group!r} twice.")
+        groups[group] = members
+    return groups

@@ -47,7 +47,8 @@ class Own(Host):
         for name in ("skip",) if zoo else ("groups", "teams", "turns", "mortal", "common", "state"):
             if getattr(config, name) != getattr(cls.Config, name):
                 kind = "Gymnasium" if zoo else "PettingZoo"
-                raise UserError(f"--env.{name} is for environments of {kind}'s kind, and {config.id} is of the other.")
+                flag = "--regroup" if name == "groups" else f"--env.{name}"
+                raise UserError(f"{flag} is for environments of {kind}'s kind, and {config.id} is of the other.")
         if zoo:
             return pettingzoo.row_with_config(env, config)
         if not all(hasattr(env, x) for x in ("reset", "step", "action_space", "observation_space")):

@@ -6,9 +6,9 @@ The id is a module of the package, `family.name_vN`. Its `parallel_env` is taken
 agents move in turn (`turns` says otherwise). Settings of the environment's own are `args`. Pictures can be made `grey`, smaller
 (`resize`) and several of them be seen at once (`stack`).
 
-**Groups and teams** are made of names and spaces, or of `groups` and `teams` (`grouping.py`): PettingZoo does not say who plays
-together. Nor does it say that agents are paid alike; `common` is your promise that those of a team are, and it is an error if
-they are not.
+**Groups and teams** are made of names and spaces, or of `--regroup` and `teams` (`grouping.py`): PettingZoo does not say who
+plays together. Nor does it say that agents are paid alike; `common` is your promise that those of a team are, and it is an
+error if they are not.
 
 **Lives.** Nor does it say whether agents leave before the episode's end, so that all groups are `mortal` where there is
 more than one agent; `mortal` false is a promise that they stay, and it is an error if they do not. An agent is paid for the
@@ -35,7 +35,7 @@ import inspect
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -327,7 +327,7 @@ class PettingZoo(Host):
     class Config(PixelConfig, HostConfig):
         id: str = ""  # the environment: a module of the package, such as sisl.multiwalker_v9
         args: str = ""  # settings of the environment's own: name=value,name=value
-        groups: str = ""  # who is alike: name=agent+agent,name=agent; empty: by name and spaces
+        groups: str = field(default="", metadata={"flag": False})  # what --regroup says
         teams: str = ""  # which groups win together: name=group+group, or all; those not named are teams of their own
         turns: Literal["auto"] | bool = "auto"  # agents move in turn; auto: only where they cannot move at once
         mortal: Literal["auto"] | bool = "auto"  # agents may leave before the end; auto: where there is more than one

@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -58,7 +58,7 @@ class VMAS(Environment):
         args: str = ""  # settings of the scenario's own: name=value,name=value
         actions: Literal["continuous", "discrete", "multi"] = "continuous"  # forces; one choice; a choice for each dimension
         max_steps: int = 100  # steps after which an episode is cut off
-        groups: str = ""  # who is alike: name=agent+agent,name=agent; empty: by name and spaces
+        groups: str = field(default="", metadata={"flag": False})  # what --regroup says
         teams: str = ""  # which groups win together: name=group+group, or all; those not named are teams of their own
 
         def __post_init__(self) -> None:

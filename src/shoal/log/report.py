@@ -59,7 +59,7 @@ def header(resolved: Resolved, folder: Path, env: Environment, players: list[Alg
         "state_size": [g.obs for g in everyone],
         "action_size": [params_of(g.action) for g in everyone],
         "action_space": [g.action for g in everyone],
-        "envs": f"{resolved.settings.env}, {type(env).__name__} ({resolved.env_entry.family}), {env.kind}",
+        "envs": f"{resolved.settings.env}, {resolved.env_entry.load().__name__} ({resolved.env_entry.family}), {env.kind}",
         "reward_shape": f"reward {config.reward}, with the world's own shaping where it has some{shaped}",
         "icm": None,
     }

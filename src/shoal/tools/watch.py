@@ -400,6 +400,7 @@ def watch(
     team: dict[str, str] | None = None,
     seed: int | None = None,
     trust: bool = False,
+    regroup: str | None = None,
 ) -> Episodes:
     """Play a run's policies greedily and leave the film as a GIF, an MP4 or both. Returns what was played: the very
     episodes that `shoal eval` with as many episodes and the same seed measures."""
@@ -410,7 +411,7 @@ def watch(
     run = run if isinstance(run, Run) else Run(run)
     if trust:
         trusted([run.path], team)
-    resolved = run.resolve()
+    resolved = run.resolve(regroup=regroup)
     torch.set_num_threads(resolved.run.threads or 1)
     env = resolved.make_env(episodes, torch.device("cpu"))
     players = frozen_players(run, env.spec, env.device, checkpoint, team or {})

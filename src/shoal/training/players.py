@@ -20,6 +20,7 @@ from shoal.ids import Entry, catalog, find
 from shoal.spec import EnvSpec, UserError
 from shoal.training import checkpoint, trust
 from shoal.training.collect import Players
+from shoal.training.regrouped import RegroupedPolicy, learnt_group
 from shoal.training.run import Run
 from shoal.training.seeds import generator
 from shoal.training.settings import Resolved, RunConfig, Settings, check_groups, group_config, seats
@@ -159,15 +160,23 @@ def frozen_players(run: Run, spec: EnvSpec, device: torch.device, which: str, te
     algorithms = []
     for group, who in asked.items():
         if who == SELF:
-            algorithms.append(frozen_policy(run, spec, group, device, which))
+            algorithms.append(_seated(run, spec, group, device, which))
         elif _is_run(who):
-            algorithms.append(frozen_policy(Run(who), spec, group, device))
+            algorithms.append(_seated(Run(who), spec, group, device, "auto"))
         else:
             entry = _algorithm(who, Settings(SELF, "", team=team))
             if entry.load().learns:
                 raise UserError(f"{who!r} has learnt nothing: give --team.{group} a run's folder, or random.")
             algorithms.append(_make(entry, Settings(who, ""), spec, (group,), 0, device))
     return Players(spec, algorithms)
+
+
+def _seated(run: Run, spec: EnvSpec, group: str, device: torch.device, which: str) -> Algorithm:
+    """What a run learnt for these agents, whatever group they were in then."""
+    learnt = learnt_group(run.spec, spec, group, str(run.path))
+    if learnt is None:
+        return frozen_policy(run, spec, group, device, which)
+    return RegroupedPolicy(frozen_policy(run, run.spec, learnt, device, which), spec, group).eval()
 
 
 def frozen_policy(

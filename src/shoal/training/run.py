@@ -73,9 +73,11 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         return [line for line in self.metrics if line["kind"] == "eval"]
 
-    def resolve(self, device: str | None = None) -> Resolved:
+    def resolve(self, device: str | None = None, regroup: str | None = None) -> Resolved:
+        """Its settings, or the same played on another device and with other groups."""
         trust.require(self.path)
-        return resolve(self.settings, device)
+        resolved = resolve(self.settings, device)
+        return resolved if regroup is None else resolved.decided(regroup=regroup)
 
     @cached_property
     def spec(self) -> EnvSpec:

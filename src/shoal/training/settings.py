@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from shoal import files
+from shoal.envs.regroup import regrouped
 from shoal.flags import Flag, build, flags_of, parse_span, refuse_huge
 from shoal.ids import Entry, find, near
 from shoal.log.logger import LogConfig
@@ -45,6 +46,7 @@ class RunConfig:
     reward: Literal["auto", "own", "team-mean", "team-sum"] = (
         "auto"  # what learners are paid; auto: own, but team-mean where one needs common pay; a mean counts the dead as well
     )
+    regroup: str = ""  # who is in which group: fast=agent_0 slow=agent_1,agent_2; empty: by names and spaces
     out: str | None = None  # the run's folder; default runs/<env>/<algo>/<name>
     init: str | None = None  # start from the weights of this run or checkpoint
     render: bool = False  # leave a clip of each evaluation in media/
@@ -170,14 +172,23 @@ class Resolved:
         return dataclasses.replace(self, settings=settings, run=dataclasses.replace(self.run, **run))
 
     def make_env(self, rows: int, device: torch.device | None = None) -> Any:
-        return self.env_entry.load()(self.env_config, rows=rows, device=device or self.device)
+        how = {"rows": rows, "device": device or self.device}
+        return grouped(self.env_entry.load(), self.env_config, self.run.regroup, **how)
 
 
-def make_env(id: str, rows: int, device: torch.device, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+def make_env(
+    id: str, rows: int, device: torch.device, dtype: torch.dtype = torch.float32, regroup: str = "", **config: Any
+) -> Any:
     """An environment by id or path."""
     entry = find("envs", id)
     cls = entry.load()
-    return cls(build(cls.Config, {**entry.settings, **config}, "env"), rows=rows, device=device, dtype=dtype)
+    settings = build(cls.Config, {**entry.settings, **config}, "env")
+    return grouped(cls, settings, regroup, rows=rows, device=device, dtype=dtype)
+
+
+def grouped(cls: Any, config: Any, regroup: str, **how: Any) -> Any:
+    """An environment of this class, with its groups as --regroup says."""
+    return regrouped(cls, config, regroup, **how) if regroup else cls(config, **how)
 
 
 def resolve(settings: Settings, device: str | None = None) -> Resolved:
@@ -309,6 +320,8 @@ def from_flags(algo: str, env: str, given: dict[str, str | None], base: Settings
                 dataclasses.replace(known[f"{head}.{key}"][1], name=name).parse(text)  # what is no switch needs a value
             word = "true" if text is None else text  # its type is known to who plays the group
             groups.setdefault(group.replace("-", "_"), {}).setdefault(head, {})[key.replace("-", "_")] = word
+        elif name == "env.groups":
+            raise UserError("--env.groups is --regroup now, of any environment: --regroup fast=agent_0 slow=agent_1,agent_2.")
         else:
             raise UserError(f"there is no flag --{name}{near(name, known)}; `shoal train {algo} {env} --help` lists them.")
     return Settings(algo, env, run, sections, groups, team, players)
