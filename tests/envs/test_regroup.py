@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.envs.pettingzoo import PettingZoo
-from shoal.envs.regroup import RegroupedEnvironment, RegroupedWorld, Regrouping, _Asked, respecified
+from shoal.envs.regroup import _RegroupedEnvironment, _RegroupedWorld, Regrouping, _Asked, respecified
 from shoal.spec import EnvSpec, Outcome, UserError
 from shoal.tree import tree_leaves, tree_map
 
@@ -34,7 +34,7 @@ def test_a_native_world_is_what_it_was(fused: bool) -> None:
     """States, observations and rewards of 60 steps, over ends of episodes, agent by agent."""
     rows, draw = 5, torch.Generator().manual_seed(0)
     one, other = shoal.make("simple_tag", rows), shoal.make("simple_tag", rows, regroup=TAG)
-    assert isinstance(other, RegroupedWorld)
+    assert isinstance(other, _RegroupedWorld)
     if fused:
         assert one.fuse() is None  # type: ignore[attr-defined]
         assert other.fuse() is None
@@ -81,7 +81,7 @@ def test_a_world_of_another_library_behind_a_front() -> None:
     pytest.importorskip("pettingzoo.classic.connect_four_v3")
     rows = 3
     asked = _Asked(PettingZoo, ZOO, "second=player_1 first=player_0")
-    one, other = PettingZoo(ZOO, rows=rows), RegroupedEnvironment(asked, rows=rows, device="cpu")
+    one, other = PettingZoo(ZOO, rows=rows), _RegroupedEnvironment(asked, rows=rows, device="cpu")
     noise = torch.full((rows, 2), 0.3)
     a, b = one.reset(noise), other.reset(noise)
     draw = torch.Generator().manual_seed(0)

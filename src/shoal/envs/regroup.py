@@ -107,7 +107,7 @@ def regrouped(cls: Any, config: Any, text: str, **how: Any) -> Environment:
     """An environment of this class with groups as `text` says."""
     if "groups" in {f.name for f in dataclasses.fields(cls.Config)}:  # it forms them, and teams of them
         return cls(build(cls.Config, {**vars(config), "groups": text}, "env"), **how)
-    return (RegroupedWorld if issubclass(cls, World) else RegroupedEnvironment)(_Asked(cls, config, text), **how)
+    return (_RegroupedWorld if issubclass(cls, World) else _RegroupedEnvironment)(_Asked(cls, config, text), **how)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Asked:
     text: str
 
 
-class RegroupedWorld(World):
+class _RegroupedWorld(World):
     def setup(self) -> None:
         asked: _Asked = self.config
         self.inner: World = asked.cls(asked.config, self.rows, self.device, self.dtype)
@@ -158,7 +158,7 @@ class RegroupedWorld(World):
         return self.inner.draw(row)
 
 
-class RegroupedEnvironment(Environment):
+class _RegroupedEnvironment(Environment):
     def __init__(self, asked: _Asked, **how: Any):
         inner: Any = asked.cls(asked.config, **how)  # a world in other processes offers more than every environment does
         self.inner, self.spec = inner, respecified(inner.spec, asked.text)
