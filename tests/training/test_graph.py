@@ -50,10 +50,11 @@ def make(
     world: dict[str, Any] | None = None,
     team: dict[str, str] | None = None,
     groups: dict[str, Any] | None = None,
+    regroup: str = "",
     **more: Any,
 ) -> Loop:
     run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
-    run["reward"] = reward
+    run |= {"reward": reward, "regroup": regroup}
     sections = {"algo": {"rollout": rollout, **more}, "net": net or {}, "env": world or {}}
     loop = Loop(resolve(Settings(algo, env, run, sections, groups or {}, team or {})))
     loop.console = loop.logger = Told()  # type: ignore[assignment]
@@ -161,6 +162,11 @@ WORKS = [
     {"algo": "coma", "env": "probe_deaths", "reward": "team-mean", "replay": 60, "batch": 4, "critic_slices": 2},
     {"algo": "vdn", "reward": "team-mean", "net": {"memory": "lstm"}, "rollout": 6, "epsilon_keep": 0.7, "chunk": 4, **PAST},
     {"algo": "qmix", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
+    {"regroup": "fast=agent_1 slow=agent_2,agent_0", "groups": {"fast": {"algo": {"lr": 1e-3}, "net": {"hidden": (8,)}}}},
+    {"algo": "vdn", "reward": "team-mean", "regroup": "fast=agent_1 slow=agent_2,agent_0", **PAST},
+    {"optimiser": "rmsprop", "momentum": 0.5, "lr_schedule": "StepLR:step_size=2,gamma=0.5"},
+    {"algo": "ddqn", "env": "simple_tag", "rollout": 10, "optimiser": "sgd", "momentum": 0.9, **PAST},
+    {"algo": "maa2c", "optimiser": "adam", "beta1": 0.5, "weight_decay": 1e-3},
     *ACTOR_CRITICS,
 ]
 
