@@ -35,7 +35,7 @@ class Line(World):
 
     def setup(self):
         group = Group("agents", "agents", ("left", "right"), obs=(2,), action=Discrete(2))
-        self.spec = EnvSpec((group,), common=True, horizon=self.config.max_cycles)
+        self.spec = EnvSpec((group,), state=2, common=True, horizon=self.config.max_cycles)
 
     def begin(self, noise):
         return {"place": 2 + (noise[:, 0] * 4).long()}
@@ -49,7 +49,7 @@ class Line(World):
 
     def observe(self, state):
         seen = torch.stack((state["place"] / 7, state["clock"] / 6), -1).to(self.dtype)
-        return Frame({"agents": self.view(seen[:, None].expand(-1, 2, -1), state["clock"])})
+        return Frame({"agents": self.view(seen[:, None].expand(-1, 2, -1), state["clock"])}, seen.square())
 '''
 
 
@@ -317,6 +317,7 @@ def test_losses_and_statistics_are_those_of_the_finished_episodes_alone(line, ep
     near(metrics["explained_variance"], (1 - spread.var(correction=0) / torch.stack(target).var(correction=0)).item())
     seen = deepcopy(before.observations)
     seen.norms["agents"].update(view.obs[at])
+    seen.state_norm.update(batch.frame.state[at])
     for k, x in seen.state_dict().items():
         torch.testing.assert_close(a.observations.state_dict()[k], x)
     assert a.value_norm.count - before.value_norm.count == 2 * len(places)

@@ -85,6 +85,7 @@ def test_where_every_episode_is_as_long_as_it_can_be_nothing_changes(monkeypatch
         for _ in range(3):
             loop.iterate()
         batch = loop.collector.collect(loop.rollout)
+        assert (batch.filled is not None) == (padded and not env)  # Python rows are looked at: there is nothing to leave out
         loop.env.close()
         loop.eval_env.close()
         everything = {
