@@ -82,6 +82,7 @@ def test_it_knows_no_options_of_ratios_and_epochs():
     assert set(PPO.Config.__dataclass_fields__) - set(A2C.Config.__dataclass_fields__) == {
         "epochs",
         "minibatches",
+        "minibatch_episodes",
         "clip",
         "clip_schedule",
         "clip_last",

@@ -204,7 +204,7 @@ def test_switching_an_option_changes_the_number_expected_by_hand(option, kernels
 
 def test_what_it_is_fed():
     assert learner(rollout=7).feed == Rollout(7)
-    assert learner(world(horizon=5), episodes=3).feed == Rollout(15)
+    assert learner(world(horizon=5), episodes=3).feed == Rollout(15, episodes=3)
     a = learner(world(horizon=5), replay=10, batch=4)
     assert a.feed == Replay(4, 5, 20, 20, 50, 3, whole=True)  # nothing before there is a batch of episodes
     assert learner(world(horizon=5), replay=10, batch=4, every=7, episodes=2).feed == Replay(4, 5, 20, 7, 50, 10, whole=True)

@@ -216,6 +216,7 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "critic": "test_a_critic_sees_its_own_its_teams_or_the_worlds",
     "critic_input": "test_a_critic_sees_its_own_its_teams_or_the_worlds",
     "critic_slices": "test_slices_go_from_the_last_to_the_first_towards_targets_that_stay",
+    "minibatch_episodes": "tests/algos/test_episodes.py",
     "kl_stop": "test_a_policy_that_moved_too_far_stops_and_its_critic_goes_on",
     "learning_starts": "test_before_learning_starts_nothing_but_statistics_moves",
     "noise_keep": "test_exploration_remembers_and_its_density_is_that_of_one_step",
@@ -351,7 +352,6 @@ def test_a_slice_in_which_nobody_acts_is_in_no_mean_and_no_step():
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"critic_slices": 2, "advantage_every": "minibatch"}, "the critic learns before the actor"),
         ({"lr_schedule": "kl"}, "--algo.lr-schedule kl needs more than one step an update"),
         ({"critic": "own", "critic_input": "agent"}, "--algo.critic-input agent is for critics that see more than their own"),
     ],

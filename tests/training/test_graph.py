@@ -157,6 +157,18 @@ WORKS = [
     {"algo": "vdn", "env": "simple_speaker_listener", "net": {"share": "none"}, "normalise_reward": True, **PAST},
     {"algo": "coma", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "critic_slices": 5},
     {"algo": "coma", "reward": "team-mean", "replay": 20, "batch": 4},
+    {"minibatch_episodes": 3, "episodes": 1, "critic_slices": 5, "advantage_every": "minibatch"},
+    {
+        "env": "probe_terminated",
+        "world": {"n": 2, "length": 5, "stagger": True},  # episodes of 1 to 5 steps
+        "net": {"memory": "gru"},
+        "episodes": 2,
+        "minibatch_episodes": 3,
+        "critic_slices": 2,
+        "advantage_every": "minibatch",
+        "normalise_reward": True,
+    },
+    {"algo": "coma", "env": "probe_terminated", "world": {"n": 2, "length": 5, "stagger": True}, "episodes": 3},
     {"algo": "ippo", "env": "probe_deaths", "reward": "team-mean", "net": {"memory": "gru"}, "rollout": 16, "critic_slices": 4},
     {"algo": "iql", "env": "probe_deaths", "reward": "team-mean", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
     {"algo": "coma", "env": "probe_deaths", "reward": "team-mean", "replay": 60, "batch": 4, "critic_slices": 2},

@@ -77,7 +77,10 @@ WORLDS: dict[str, Any] = {  # short, and out of step with rollouts of 6: the sto
     "simple_tag": {"max_cycles": 5},
     "probe_copy": {"actions": "continuous"},
     "probe_leave": {"common": True},
+    "probe_terminated": {"n": 2, "length": 5, "stagger": True},  # episodes of 1 to 5 steps
+    "gymnasium/CartPole-v1": {"horizon": 20, "workers": 2},
 }
+LONGEST = ("max_cycles", "length", "horizon")  # names of what says how long an episode can be
 ALGO = {"rollout": 6, "epochs": 2, "minibatches": 2}
 NET = {"hidden": (8,), "memory_width": 4, "attention_width": 8, "heads": 2}
 ROWS = 4
@@ -114,6 +117,12 @@ SCHEDULES = ["cosine", "exponential", "exponential:0.9/update", "exponential:0.9
 CASES = [
     *each("algo.rollout", [5]),
     *each("algo.episodes", [1]),
+    *each("algo.episodes", [1, 2], "probe_terminated"),
+    *each("algo.episodes", [2], "probe_terminated", net__memory="gru", algo__normalise_reward=True),
+    *each("algo.episodes", [1], "gymnasium/CartPole-v1", "ppo"),
+    *each("algo.episodes", [2], "probe_terminated", "maa2c", algo__critic_slices=2),
+    *each("algo.minibatch_episodes", [3], algo__episodes=2),
+    *each("algo.minibatch_episodes", [3], "probe_terminated", algo__episodes=2),
     *each("algo.chunk", ["all", 2, 3]),
     *each("algo.chunk", [2, 1], net__memory="gru"),
     *each("algo.chunk", [3], "probe_deaths", net__memory="lstm"),
@@ -156,6 +165,11 @@ CASES = [
     *each("algo.critic_input", ["joined", "agent"], "{mine}/stated.py"),
     *each("algo.critic_slices", [1, 3, 100]),
     *each("algo.critic_slices", [2], "probe_deaths", net__memory="gru"),
+    *each("algo.critic_slices", [2], algo__advantage_every="minibatch", algo__episodes=2, algo__minibatch_episodes=3),
+    *each(
+        *("algo.critic_slices", [2], "probe_terminated"),
+        **{"algo__advantage_every": "minibatch", "algo__episodes": 2, "algo__minibatch_episodes": 3, "net__memory": "lstm"},
+    ),
     *each("algo.target_tau", [0.0, 0.1, 1.0]),
     *each("algo.target_tau", [0.1], "probe_deaths", net__memory="gru"),
     *each("algo.target_tau", [0.1], algorithm="ippo", net__trunk="shared"),
@@ -281,6 +295,7 @@ APART = {
     "algo.noise_keep",  # not for choices
     "algo.after_death",  # nobody dies
     "algo.episodes",  # or a rollout
+    "algo.minibatch_episodes",
     "algo.lr_last",  # not with kl
     "algo.beta1",  # of Adam
     "algo.critic_input",  # not with attention over agents
@@ -333,7 +348,8 @@ def play(out, mine, algorithm, env, options, groups=None, team=None, env_config=
         section, _, key = name.partition(".")
         sections[section][key] = value.replace("{mine}", str(mine)) if isinstance(value, str) else value
     world = {**WORLDS.get(env, {}), **(env_config or {})}
-    lap = ROWS * (world["max_cycles"] if "episodes" in sections["algo"] else sections["algo"]["rollout"])
+    longest = next((world[name] for name in LONGEST if name in world), 0)
+    lap = ROWS * (sections["algo"]["episodes"] * longest if "episodes" in sections["algo"] else sections["algo"]["rollout"])
     how = {"envs": ROWS, "steps": 4 * lap, "seed": 3, "quiet": True, "compile": compile, "until": 2 * lap if half else None}
     sections["log"] = {"tensorboard": False, "csv": False, "every": 3 * lap}  # two laps are under way when it stops
     sections["eval"] = {"episodes": 2, "every": 4 * lap}

@@ -39,6 +39,7 @@ SHORT = {"max_cycles": 5}  # out of step with rollouts: stops fall into episodes
 WORLDS: dict[str, Any] = {
     **dict.fromkeys(("simple_spread", "simple_tag", "simple_speaker_listener", "simple_world_comm", "simple_reference"), SHORT),
     "probe_copy": {"actions": "continuous"},
+    "probe_terminated": {"n": 2, "length": 5, "stagger": True},  # episodes of 1 to 5 steps
 }
 NET = {"hidden": (8,), "memory_width": 4, "attention_width": 8, "heads": 2}
 SMALL = {  # ten steps of each row, of eighteen: some are written over at the second stop, and more at the end
@@ -174,6 +175,7 @@ CASES = [
 COUNTERFACTUAL = [
     *each("algo.rollout", [5]),
     *each("algo.episodes", [2]),
+    *each("algo.episodes", [2], "probe_terminated", beside={"net.memory": "gru", "algo.normalise_reward": True}),
     *each("algo.replay", [12, 400], beside=PAST),
     *each("algo.replay", [20], "probe_deaths", beside=PAST),
     *each("algo.replay", [12], "simple_speaker_listener", beside={**PAST, "net.memory": "gru"}),
@@ -354,7 +356,7 @@ def plan(mine, algorithm, env, options, env_config=None, compile="off", **more):
     world = {**WORLDS.get(env, {}), **sections.pop("env"), **(env_config or {})}
     if "episodes" in sections["algo"]:
         del sections["algo"]["rollout"]
-        lap = ROWS * sections["algo"]["episodes"] * world["max_cycles"]
+        lap = ROWS * sections["algo"]["episodes"] * world.get("max_cycles", world.get("length"))
     else:
         lap = ROWS * sections["algo"]["rollout"]
     asked = {

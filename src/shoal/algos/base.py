@@ -39,9 +39,11 @@ AfterDeath = Literal["auto", "team", "own"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """Feed: every so many steps, all that happened since, once."""
+    """Feed: every so many steps, all that happened since, once. `episodes`: of each row its first so many episodes in these
+    steps; where they end early what comes after them is padding, and then all rows begin new ones."""
 
     steps: int
+    episodes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class Replay:
     alpha: float | None = None  # drawn in proportion to priority ** alpha; none: evenly
     beta: float = 0.4  # how far their weights make up for that at first; wholly at the run's end
     whole: bool = False  # sequences are whole episodes
+
+
+def rollout_of(config: Any, spec: EnvSpec) -> Rollout:
+    """Of so many `episodes`, or else of `rollout` steps."""
+    if config.episodes is None:
+        return Rollout(config.rollout)
+    if spec.horizon is None:
+        raise UserError("--algo.episodes needs a world whose episodes have a longest length: give --algo.rollout instead.")
+    return Rollout(config.episodes * spec.horizon, config.episodes)
 
 
 @dataclass(frozen=True)

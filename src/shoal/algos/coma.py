@@ -13,10 +13,11 @@ through the state. Agents are paid alike: their team's mean reward, if need be (
 
 Knobs, and what they do
 
-  Experience. All rows act for `rollout` steps, or so many whole `episodes`, and one step is made on all of it: it wants many
-  rows. `replay` 2000 keeps so many episodes instead and learns from `batch` of them at a time, one update for as many
-  environment steps as a batch has unless `every` says otherwise. That uses data longer, at a cost: the gradient takes them
-  for episodes of the present policy, which they are not, and nothing corrects for it.
+  Experience. All rows act for `rollout` steps, or so many whole `episodes` of each (those that end early as in `algos/ppo.py`),
+  and one step is made on all of it: it wants many rows. `replay` 2000 keeps so many episodes instead and learns from `batch`
+  of them at a time, one update for as many environment steps as a batch has unless `every` says otherwise. That uses data
+  longer, at a cost: the gradient takes them for episodes of the present policy, which they are not, and nothing corrects for
+  it.
 
   The policy. What acts is (1 - epsilon) pi + epsilon uniform, from `epsilon` to `epsilon_last` over `epsilon_steps`: a floor
   that is part of the policy while it learns, in the gradient and in the baseline as well. `entropy` is a bonus, with a
@@ -62,7 +63,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, rollout_of
 from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
 from shoal.algos.samples import Samples
@@ -102,7 +103,9 @@ class COMA(Algorithm):
         }
 
         rollout: int | None = None  # steps between updates; none: half an episode's where it lasts at most 50, else 64
-        episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
+        episodes: int | None = (
+            None  # instead of `rollout`: whole episodes of every row; steps after those that end early are left out
+        )
         replay: int = 0  # learn from so many recent episodes (of the longest length) instead of the last rollout: biased
         batch: int = 16  # episodes an update, with `replay`
         every: float | None = None  # environment steps for each update, with `replay`; none: as many as a batch has
@@ -165,22 +168,17 @@ class COMA(Algorithm):
         self.target = Target(self.critics, self.critic_optimiser, c.target_every, c.target_tau)
 
     def _feed(self) -> Rollout | Replay:
-        c, horizon = self.config, self.spec.horizon
-        if (c.episodes or c.replay) and horizon is None:
-            asked = "episodes" if c.episodes else "replay"
-            raise UserError(
-                f"--algo.{asked} needs a world whose episodes have a longest length: leave it, or give --algo.rollout."
-            )
-        steps = c.rollout if c.episodes is None else c.episodes * horizon
+        c, horizon, rollout = self.config, self.spec.horizon, rollout_of(self.config, self.spec)
         if not c.replay:
-            return Rollout(steps)
-        assert horizon is not None
+            return rollout
+        if horizon is None:
+            raise UserError("--algo.replay needs a world whose episodes have a longest length: leave it.")
         self.remark = (
             f"COMA learns from {c.replay:,} recent episodes as if its present policy had played them: it uses them longer, "
             "and its gradient is biased."
         )
         episodes = c.batch * horizon  # the environment steps of a batch
-        return Replay(c.batch, horizon, episodes, c.every or episodes, c.replay * horizon, steps, whole=True)
+        return Replay(c.batch, horizon, episodes, c.every or episodes, c.replay * horizon, rollout.steps, whole=True)
 
     def _others(self) -> dict[str, Tensor]:
         """For each group [N, all numbers of all actions]: zero at an agent's own, so that its critic does not see them."""
@@ -275,15 +273,15 @@ class COMA(Algorithm):
         self.epsilon.fill_(self._epsilon(Now(now.step, c.epsilon_steps, now.updates)))
 
     def update_statistics(self, batch: Batch) -> None:
-        self._update_reward_norm(batch)
+        self._update_reward_norm(Samples(self, replace(batch, filled=None)))
         for g in self.groups:
             self._observations(g).update(batch.frame)
 
-    def _update_reward_norm(self, batch: Batch) -> None:
+    def _update_reward_norm(self, samples: Samples) -> None:
         """Unlike the other families, group by group: the statistics of several groups are merged in their order."""
         if self.reward_norm is not None:
             for g in self.groups:
-                self.reward_norm.update(batch.learner_reward[g], batch.frame[g].alive if self.has_inactive else None)
+                self.reward_norm.update(samples.batch.learner_reward[g], samples[g].paid)
 
     def update(self, samples: Samples) -> Metrics:
         did, views = samples.later.actions, samples.frame
@@ -295,7 +293,7 @@ class COMA(Algorithm):
             sees = self._actor_sees(part.actor_input, last[g])
             policies[g], after[g] = part.unroll(self._policy(g, part.legal), sees, memory)
         if isinstance(self.feed, Rollout):
-            self._update_reward_norm(samples.batch)  # rewards are new; observation statistics move after the update
+            self._update_reward_norm(samples)  # rewards are new; observation statistics move after the update
         with torch.no_grad():
             sees_t = {g: self._critic_sees(samples[g].critic_input, g, taken, last) for g in self.groups}
             target = self._returns(samples, sees_t, taken, after)
@@ -309,7 +307,7 @@ class COMA(Algorithm):
         metrics |= self._update_actors(samples, policies, taken, q)
         if isinstance(self.feed, Rollout):
             for g in self.groups:
-                self._observations(g).update(samples.batch.frame)
+                self._observations(g).update(samples.batch.frame, samples.batch.filled)
         return {
             **metrics,
             "epsilon": self.epsilon.clone(),

@@ -188,11 +188,14 @@ class Observations(nn.Module):
             cache[group.name] = out
         return out
 
-    def update(self, frame: Frame) -> None:
-        """Let the statistics move by what was seen."""
+    def update(self, frame: Frame, filled: Tensor | None = None) -> None:
+        """Let the statistics move by what was seen; `filled` [T, B]: the steps that count, none: all."""
         for g in self.spec.groups:
             if g.name in self.norms:
                 view = frame[g.name]
-                cast(Running, self.norms[g.name]).update(parts_of(view.obs, g)[0], view.alive if g.mortal else None)  # type: ignore[arg-type]
+                seen = view.alive if g.mortal else None
+                if filled is not None:
+                    seen = view.alive & filled[..., None]
+                cast(Running, self.norms[g.name]).update(parts_of(view.obs, g)[0], seen)  # type: ignore[arg-type]
         if self.state_norm is not None and frame.state is not None:
-            self.state_norm.update(frame.state)
+            self.state_norm.update(frame.state, filled)

@@ -8,9 +8,12 @@ An update, `update` of `algos/ppo.py` and `algos/a2c.py`, is made of these parts
     finish               the statistics of observations move: after the update, so that every ratio began at one
 
 A minibatch is made of chunks: `chunk` steps of a row that stay together, one where there is no memory. A chunk starts from the
-memory before its first step, and gradients go back to there and no further. Minibatches of whole episodes are those of
-`--algo.chunk all --algo.episodes 1`, where no episode ends early. What nets remember is in `algos/recurrence.py`, critics that
-are trained in slices of time in `algos/slices.py`.
+memory before its first step, and gradients go back to there and no further. Chunks are whole episodes with `--algo.chunk all
+--algo.episodes 1`, or with `--algo.minibatch-episodes`. What nets remember is in `algos/recurrence.py`, critics that are
+trained in slices of time in `algos/slices.py`.
+
+A rollout of whole episodes (`--algo.episodes`) has as many steps as they can last. Where they end early the rest is padding
+(`training/collect.py`): the masks of `Samples` leave it out of losses and statistics.
 
 A module of the user's own is in eval mode while it acts and values, and in train mode where a gradient is taken: with dropout
 ratios do not begin at one.
@@ -28,7 +31,7 @@ import torch
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Seat, rollout_of
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.recurrence import add_memory, remember_policy
@@ -70,6 +73,10 @@ class Minibatch:
         """What a net with memory takes: that before the first step, where it is zeroed, and whose goes on."""
         return (self.memory or {}).get(net), self.start, self.remembers
 
+    def with_first_memory(self) -> Minibatch:
+        """With the memory before its first step, of that before each."""
+        return replace(self, memory=tree_map(lambda x: x[0], self.memory))
+
 
 class OnPolicy(Algorithm, ABC):
     @dataclass(frozen=True)
@@ -84,7 +91,9 @@ class OnPolicy(Algorithm, ABC):
         }
 
         rollout: int | None = None  # steps between updates; none: an episode's where it lasts at most 50, else 128
-        episodes: int | None = None  # instead of `rollout`: so many times the longest an episode can be
+        episodes: int | None = (
+            None  # instead of `rollout`: whole episodes of every row; steps after those that end early are left out
+        )
         chunk: Literal["auto", "all"] | int = "auto"  # steps of a row kept together in a minibatch; auto: 1, with memory all
         gamma: float | None = None  # discount; none: 0.95 where episodes last at most 50 steps, 0.995 from 500 on, else 0.99
         lam: float | None = None  # GAE's lambda; none: 0.98 where episodes last 500 steps and more, else 0.95
@@ -122,7 +131,7 @@ class OnPolicy(Algorithm, ABC):
             counts = dict.fromkeys(("entropy", "random_steps", "learning_starts", "critic_slices"), (0.0, 1e30))
             bounds = {**shares, **counts, "log_std": (-5, 2), "noise_keep": (0, 0.9999)}
             real = ("lr_critic", "clip", "value_clip", "kl_stop", "value_weight")
-            bounded(self, bounds, ("episodes", "epochs", "minibatches", *real))
+            bounded(self, bounds, ("episodes", "epochs", "minibatches", "minibatch_episodes", *real))
             if isinstance(self.chunk, int) and self.chunk < 1:
                 raise UserError(f"--algo.chunk is {self.chunk}: it takes a number of steps, auto, or all.")
 
@@ -141,9 +150,9 @@ class OnPolicy(Algorithm, ABC):
         if c.noise_keep and not isinstance(self.space, Box):
             kind = self.space.kind
             raise UserError(f"--algo.noise-keep is for continuous actions; those of {', '.join(self.groups)} are {kind}.")
-        self.steps = c.rollout if c.episodes is None else self._whole_episodes(c.episodes)
-        self.feed, self.chunk = Rollout(self.steps), self._chunk(c.chunk, self.steps)
-        self.slices = min(c.critic_slices, self.steps)
+        self.feed = rollout_of(c, self.spec)
+        self.steps = self.feed.steps
+        self.chunk, self.slices = self._chunk(c.chunk, self.steps), min(c.critic_slices, self.steps)
         self.observations = Observations(self, c.critic, c.critic_input)
         self.shared = net.trunk == "shared"
         if self.shared and (
@@ -175,11 +184,6 @@ class OnPolicy(Algorithm, ABC):
         self.actor_optimiser = self.make_optimiser([self.actor], c.lr)
         if self.critic is not None:
             self.critic_optimiser = self.make_optimiser([self.critic], self.critic_rate)
-
-    def _whole_episodes(self, episodes: int) -> int:
-        if self.spec.horizon is None:
-            raise UserError("--algo.episodes needs a world whose episodes have a longest length: give --algo.rollout instead.")
-        return episodes * self.spec.horizon
 
     def _chunk(self, asked: str | int, steps: int) -> int:
         if asked == "auto":
@@ -271,7 +275,7 @@ class OnPolicy(Algorithm, ABC):
         self.train_mode(False)
         value, value_tp1 = known or self._unroll_values(samples, self.target)[:2]
         if first and self.reward_norm is not None:
-            self.reward_norm.update(samples.scaled_reward, samples.alive)  # of the living: pay may come out of turn
+            self.reward_norm.update(samples.scaled_reward, samples.paid)
         value, value_tp1 = self.denormalised(value), self.denormalised(value_tp1)
         ends = samples.terminated, samples.cut
         advantage = gae(samples.reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)
@@ -289,12 +293,15 @@ class OnPolicy(Algorithm, ABC):
             return advantage
         return losses.normalise(advantage, active, (0, 1) if scope == "agent" else None)
 
-    def minibatches(self, batch: Minibatch, count: int = 1, order: Tensor | None = None) -> list[Minibatch]:
-        """So many of them: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]."""
+    def minibatches(
+        self, batch: Minibatch, count: int = 1, order: Tensor | None = None, memories: bool = False
+    ) -> list[Minibatch]:
+        """So many of them: [chunk, so many chunks, N, ...], with the memory before each chunk, [so many chunks, N, ...]; with
+        `memories` before each step of it."""
         steps, rows = batch.value.shape[:2]
         if order is None and (not self.recurrent or self.chunk == steps):
-            return [replace(batch, memory=tree_map(lambda x: x[0], batch.memory))]
-        return minibatches(batch, steps, rows, self.chunk, count, order)
+            return [batch if memories else batch.with_first_memory()]
+        return minibatches(batch, steps, rows, self.chunk, count, order, memories)
 
     def update_minibatch(self, batch: Minibatch, keep: Tensor | None) -> tuple[Metrics, Tensor | None]:
         """One step of actor and critic on one minibatch; the actor's is taken where `keep` holds (none: always). Returns
@@ -354,7 +361,7 @@ class OnPolicy(Algorithm, ABC):
             torch._foreach_lerp_(list(self.target.parameters()), list(self.value_net.parameters()), self.config.target_tau)
             for mine, theirs in zip(self.target.buffers(), self.value_net.buffers(), strict=True):
                 mine.copy_(theirs)
-        self.observations.update(samples.batch.frame)
+        self.observations.update(samples.batch.frame, samples.batch.filled)
         means = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
         return {**means, **metrics, "learning_rate": self.actor_optimiser.rate.clone()}
 

@@ -11,9 +11,11 @@ goes, and what memory and chunks are, is in `algos/onpolicy.py`; what nets see i
 
 Knobs, and what they do
 
-  Experience. `rollout` steps of each row, or so many whole `episodes`, are one update's. More rows steady the gradient, longer
-  rollouts see further than the critic does. `chunk` steps of a row stay together in a minibatch: with memory, gradients go
-  back so far. `random_steps` fill the first rollouts with any legal action; nothing is learnt before `learning_starts`.
+  Experience. `rollout` steps of each row, or so many whole `episodes` of each, are one update's. More rows steady the gradient,
+  longer rollouts see further than the critic does. `chunk` steps of a row stay together in a minibatch: with memory, gradients
+  go back so far. Episodes that end early leave steps over, for a rollout is as long as they can be: these are played and
+  counted among the run's steps, nothing is learnt from them, and all rows begin the next rollout with new episodes.
+  `random_steps` fill the first rollouts with any legal action; nothing is learnt before `learning_starts`.
 
   Returns. `gamma` discounts (0.95 where episodes are short: with 0.99 simple_spread stays near -11), `lam` trades the critic's
   bias for variance. Where episodes are long they see further: LunarLander after 500k steps 142 with gamma 0.99, lambda 0.95 and
@@ -31,17 +33,20 @@ Knobs, and what they do
   auto is team where a team's agents are paid alike, as with `--reward team-mean`, else own. In turn-based worlds an agent's
   last turn collects what its team is paid until the end, and is left out where a rollout ends before.
 
-  The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `clip` bounds how far a
-  ratio is followed, `kl_stop` ends the actor's steps of an update, and `lr_schedule kl` moves the rate to keep the divergence
-  near a target, by `lr_kl_factor` and between `lr_kl_least` and `lr_kl_most`. `entropy` keeps the policy from settling, from a
-  maximum to a minimum if it has a schedule. `advantage_scope` normalises advantages over a minibatch (batch), the rollout of
-  the group, or that of each agent; agents that are paid on unlike scales want the last. `advantage_every` computes them anew
-  as the critic learns.
+  The policy's step. `epochs` of `minibatches`: more of them use data longer, and move further from it. `minibatch_episodes` 10
+  takes ten whole episodes for each instead, through the shuffled epochs end to end, and leaves out what is left at the end: 4
+  epochs of 64 episodes are 25 minibatches. `clip` bounds how far a ratio is followed, `kl_stop` ends the actor's steps of an
+  update, and `lr_schedule kl` moves the rate to keep the divergence near a target, by `lr_kl_factor` and between `lr_kl_least`
+  and `lr_kl_most`. `entropy` keeps the policy from settling, from a maximum to a minimum if it has a schedule.
+  `advantage_scope` normalises advantages over a minibatch (batch), the rollout of the group, or that of each agent; agents
+  that are paid on unlike scales want the last. `advantage_every` computes them anew as the critic learns.
 
   The critic. `critic` own, team or world; `critic_input` its state, the joined observations, or for each agent the state beside
   its own observation. `value_clip`, `huber`, `value_weight` shape its loss; `lr_critic` its rate; `target_tau` takes values
   from a slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that
-  stay; the advantage then is the target less the value predicted just before that slice's step.
+  stay; the advantage then is the target less the value predicted just before that slice's step. With `advantage_every`
+  minibatch the slices are of every minibatch, of `minibatch_episodes` or chunks: targets are computed anew, the critic takes a
+  step for each slice, the actor one on advantages that are normalised over the minibatch.
 
   Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, one of PyTorch's as
   StepLR:step_size=100,gamma=0.5, a class of yours) and `lr_last`; `optimiser` adamw, adam, rmsprop or sgd with `beta1`,
@@ -91,8 +96,9 @@ from shoal.algos import defaults
 from shoal.algos.base import Seat
 from shoal.algos.checks import bounded
 from shoal.algos.onpolicy import Metrics, Minibatch, OnPolicy
-from shoal.algos.samples import Samples
+from shoal.algos.samples import Samples, by_episode
 from shoal.algos.slices import update_critic_in_slices
+from shoal.buffers.minibatches import end_to_end
 from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
 from shoal.spec import UserError
@@ -109,6 +115,9 @@ class PPO(OnPolicy):
         epochs: int = 10  # passes over a rollout
         minibatches: int | None = (
             None  # pieces of a pass, of whole steps and all agents; none: 4 of teams, 8 of one agent, 32 beyond 500 steps
+        )
+        minibatch_episodes: int | None = (
+            None  # instead of `minibatches`: minibatches of so many of the `episodes`, drawn through the epochs end to end
         )
         clip: float = 0.2  # how far a ratio may move and still count
         clip_schedule: str = "constant"  # as lr_schedule, without kl
@@ -135,40 +144,76 @@ class PPO(OnPolicy):
                 raise UserError(
                     f"--algo.lr-schedule {self.lr_schedule} needs more than one step an update to see how far it moved."
                 )
-            if self.critic_slices and self.advantage_every == "minibatch":
+            if self.minibatch_episodes is not None and self.episodes is None:
                 raise UserError(
-                    "--algo.critic-slices takes --algo.advantage-every rollout or epoch: the critic learns before the actor."
+                    f"--algo.minibatch-episodes is {self.minibatch_episodes}, and rollouts are not of whole episodes: say by "
+                    "--algo.episodes how many each row plays."
+                )
+            if self.minibatch_episodes is not None and isinstance(self.chunk, int):
+                raise UserError(
+                    f"--algo.chunk is {self.chunk}, and --algo.minibatch-episodes keeps whole episodes together: leave one of "
+                    "them."
                 )
 
     clip: Tensor
 
     def __init__(self, seat: Seat):
         super().__init__(seat)
-        self.value_clip, self.kl_stop, self._clip = self.config.value_clip, self.config.kl_stop, self.schedule("clip")
-        self.register_buffer("clip", torch.tensor(self.config.clip, device=self.warmup.device))
+        c = self.config
+        self.value_clip, self.kl_stop, self._clip = c.value_clip, c.kl_stop, self.schedule("clip")
+        self.register_buffer("clip", torch.tensor(c.clip, device=self.warmup.device))
+        if c.minibatch_episodes is not None:
+            self.chunk = self.steps // c.episodes
+        self.slices_minibatch = self.slices > 0 and c.advantage_every == "minibatch"
+        if self.slices_minibatch and self.chunk == 1 and not self._whole:
+            raise UserError(
+                "--algo.critic-slices with --algo.advantage-every minibatch slices the time of minibatches, and these are of "
+                "single steps: give --algo.episodes and --algo.minibatch-episodes, or --algo.chunk all."
+            )
 
     def set_schedules(self, now: Now) -> None:
         super().set_schedules(now)
         self.clip.fill_(self._clip(now))
 
     def draws(self, steps: int, rows: int) -> int:
-        return 0 if self.config.minibatches == 1 else self.config.epochs * (steps // self.chunk) * rows
+        return 0 if self._whole else self.config.epochs * (steps // self.chunk) * rows
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every step is taken on the whole rollout."""
+        return self.config.minibatches == 1 and self.config.minibatch_episodes is None
+
+    def _orders(self, noise: Tensor | None) -> list[tuple[Tensor | None, int]]:
+        """For each epoch the chunks in the order in which they are taken, and in how many minibatches."""
+        c = self.config
+        if self._whole:
+            return [(None, 1)] * c.epochs
+        assert noise is not None
+        orders = noise.reshape(c.epochs, -1).argsort(-1)
+        if c.minibatch_episodes is not None:
+            return [*end_to_end(orders, c.minibatch_episodes)]
+        return [(order, c.minibatches) for order in orders]
 
     def update(self, samples: Samples) -> Metrics:
-        c = self.config
+        c, every = self.config, self.config.advantage_every
+        if c.minibatch_episodes is not None and samples.filled is not None:
+            samples = by_episode(samples, c.episodes)
         batch, metrics = self.prepare(samples)
         keep = self.learning if c.learning_starts or c.kl_stop is not None else None
-        orders = [None] * c.epochs if c.minibatches == 1 else list(samples.noise.reshape(c.epochs, -1).argsort(-1))  # type: ignore[union-attr]
         steps: list[Metrics] = []
-        for epoch, order in enumerate(orders):
-            if epoch and c.advantage_every == "epoch":
+        for epoch, (order, count) in enumerate(self._orders(samples.noise)):
+            if epoch and every == "epoch":
                 self.compute_advantages(samples, batch)
-            fresh = not epoch or c.advantage_every != "rollout"
-            critic_metrics = update_critic_in_slices(self, batch, fresh) if self.slices else {}
-            for k, minibatch in enumerate(self.minibatches(batch, c.minibatches, order)):
-                if c.advantage_every == "minibatch" and (epoch or k):
+            critic_metrics: Metrics = {}
+            if self.slices and every != "minibatch":
+                critic_metrics = update_critic_in_slices(self, batch, not epoch or every == "epoch")
+            for k, minibatch in enumerate(self.minibatches(batch, count, order, self.slices_minibatch)):
+                if every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)
-                    minibatch = self.minibatches(batch, c.minibatches, order)[k]
+                    minibatch = self.minibatches(batch, count, order, self.slices_minibatch)[k]
+                if self.slices_minibatch:
+                    critic_metrics = update_critic_in_slices(self, minibatch)
+                    minibatch = minibatch.with_first_memory()
                 step_metrics, keep = self.update_minibatch(minibatch, keep)
                 steps.append({**step_metrics, **critic_metrics})
             if self.lr_kl is not None and len(steps) > 1:  # before the first step nothing has moved

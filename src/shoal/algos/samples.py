@@ -27,6 +27,7 @@ from torch.nn import ModuleDict
 from shoal.algos import deaths, recurrence
 from shoal.algos.base import Algorithm
 from shoal.algos.observations import Observations
+from shoal.buffers.minibatches import episode_steps
 from shoal.ops.turns import unsettled_turns
 from shoal.spec import Batch, Frame
 from shoal.tree import cat_groups, tree_leaves, tree_map, zero_where
@@ -118,6 +119,13 @@ class Samples:
     @cached_property
     def alive(self) -> Tensor | None:
         return self.cat(lambda g: self.frame[g].alive) if self.learner.has_inactive else None
+
+    @cached_property
+    def paid(self) -> Tensor | None:
+        """[T, B, N] whose rewards are in statistics: those of the living, for pay may come out of turn."""
+        if self.filled is None:
+            return self.alive
+        return self.cat(lambda g: self.frame[g].alive) & self.filled
 
     @cached_property
     def valued(self) -> Tensor | None:
@@ -229,6 +237,18 @@ def after_burn_in(batch: Batch, burn_in: int) -> Batch:
     b = batch
     steps = Batch(b.frame, b.next, b.actions, b.results, b.over, {}, {}, b.learner_reward, filled=b.filled)
     return tree_map(lambda x: x[burn_in:], steps)
+
+
+def by_episode(samples: Samples, count: int) -> Samples:
+    """A rollout whose rows each begin with `count` whole episodes, an episode a row: [longest, count * B, N, ...], `filled` as
+    far as each goes. No memory comes from before an episode."""
+    learner, b = samples.learner, samples.batch
+    place, filled = episode_steps(b.over, count)
+    steps = Batch(b.frame, b.next, b.actions, b.results, b.over, b.extras, {}, b.learner_reward)
+    batch = tree_map(lambda x: x.flatten(0, 1)[place], steps)
+    batch.memory = learner.memory(place.shape[1], place.device)
+    batch.noise, batch.filled = b.noise, filled
+    return Samples(learner, batch)
 
 
 def in_slabs(net: Callable[[Any], tuple[Tensor, Any]], x: Any) -> tuple[Tensor, Any]:

@@ -1,8 +1,8 @@
-"""A critic that is trained in slices of time (`--algo.critic-slices`), before the actor: the last slice first."""
+"""A critic that is trained in slices of time (`--algo.critic-slices`), before the actor: the last slice first. They are slices
+of the rollout, or with `--algo.advantage-every minibatch` of every minibatch, before the actor's step on it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def update_critic_in_slices(learner: OnPolicy, batch: Minibatch, fresh: bool = True) -> Metrics:
     """One step of the critic for each slice, towards targets that stay; no step is left out. A `fresh` advantage is the target
-    less the value predicted just before the slice's own step."""
+    less the value predicted just before the slice's own step. The batch has the memory before each step."""
     learner.train_mode(True)
     done = []
     for a, b in reversed(spans(len(batch.value), learner.slices)):
-        part = tree_map(lambda x: x[a:b], batch)  # noqa: B023
-        done.append(learner.update_critic(replace(part, memory=tree_map(lambda x: x[0], part.memory)), learner.learning))
+        part: Minibatch = tree_map(lambda x: x[a:b], batch)  # noqa: B023
+        done.append(learner.update_critic(part.with_first_memory(), learner.learning))
     metrics, predicted, counts = zip(*done, strict=True)
     if fresh:
         value = learner.denormalised(torch.cat(predicted[::-1]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algos.base import Acted, Algorithm
 from shoal.buffers.rollout import RolloutBuffer
-from shoal.envs.base import Environment
+from shoal.envs.base import Environment, World
 from shoal.spec import Batch, Box, EnvSpec, Frame, Outcome, Space
 from shoal.training.seeds import restore_generator
 from shoal.training.stats import EpisodeStats
@@ -80,6 +80,7 @@ class Collector:
         self.buffer = RolloutBuffer()
         self.episode_stats = EpisodeStats(env)
         self.remembers = False  # keep the memory before every step, not before the first alone
+        self.episodes: int | None = None  # of each row, whole ones, in a rollout; none: whatever there is in its steps
 
     @torch.no_grad()
     def collect(self, steps: int) -> Batch:
@@ -87,7 +88,20 @@ class Collector:
         noise = self.players.noise(self.generator, steps, self.env.rows)
         batch = self._steps(steps, noise, world_noise)
         batch.memory = memory
+        if self.episodes is not None:
+            self._end_episodes(batch, self.episodes, world_noise[-1])
         return batch
+
+    def _end_episodes(self, batch: Batch, episodes: int, noise: Tensor) -> None:
+        """Each row's first so many episodes are `filled`; the rest is padding, whose episodes count nowhere, and all rows begin
+        new ones: from the `noise` of the last step, from which those that were over there have begun theirs."""
+        filled = batch.over.long().cumsum(0) - batch.over.long() < episodes  # [T, B] so many ended before
+        if not isinstance(self.env, World) and bool(filled.all()):  # a native world is not looked at
+            return  # none ended early
+        batch.over = torch.cat((batch.over[:-1], torch.ones_like(batch.over[-1:])))
+        aside = batch.over & ~filled
+        batch.filled, batch.lost = filled, aside if batch.lost is None else batch.lost | aside
+        self.frame = self.env.reset(noise)
 
     def _steps(self, steps: int, noise: dict[str, Tensor], world_noise: Tensor) -> Batch:
         """So many of all rows at once."""

@@ -27,7 +27,15 @@ from shoal.training.finite import FirstNotFinite
 from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
 from shoal.training.overestimation import Overestimation
-from shoal.training.players import common_pay, decide_reward, load_weights, make_players, recorded_players, rollout_steps
+from shoal.training.players import (
+    common_pay,
+    decide_reward,
+    load_weights,
+    make_players,
+    recorded_players,
+    rollout_episodes,
+    rollout_steps,
+)
 from shoal.training.replay import cost, make_trainers, memory_to_store
 from shoal.training.run import Run
 from shoal.training.seeds import generator
@@ -72,6 +80,8 @@ class LoopParts(ABC):
         own_modules = any(a.net.module is not None for a in self.learners)
         self.draws_globally = bool(shapers) or own_modules  # code of the user's own may
         self.collector = make_collector(self.env, self.players, generator(seed, "collect", device=device))
+        if not self.env.fixed_length:  # else rows have played whole episodes, and have begun new ones
+            self.collector.episodes = rollout_episodes(self.players.algorithms)
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
         self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line

@@ -266,6 +266,17 @@ def load_weights(players: Players, source: str) -> None:
             restore(a, state, source, leave=(*optimisers, *anew))
 
 
+def rollout_episodes(algorithms: list[Algorithm]) -> int | None:
+    """How many episodes of each row are in a rollout, where they may end early; none: whatever there is in its steps."""
+    asked = {a.feed.episodes for a in algorithms if a.learns and isinstance(a.feed, Rollout)}
+    if len(asked) > 1:
+        raise UserError(
+            "one group wants rollouts of whole episodes and another of steps, and episodes may end early here: give both one "
+            "--algo.episodes."
+        )
+    return asked.pop() if asked else None
+
+
 def rollout_steps(algorithms: list[Algorithm]) -> int:
     """The loop owns one rollout of the whole world: those who learn must agree on its length. Who learns from a replay follows
     who does not."""
