@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mappo-kl": ("mappo", "simple_spread", {"algo": {"lr_schedule": "kl", "kl_stop": 0.001, "learning_starts": 500}}),
     "mappo-norm": ("mappo", "simple_spread", {"algo": {"normalise_reward": True, "reward_scale": 0.5, "time_limit": False}}),
     "mappo-shared": ("ippo", "simple_spread", {"net": {"trunk": "shared"}}),
+    "mappo-trunk": ("mappo", "simple_spread", {"algo": {"critic_input": "agent"}, "net": {"trunk": "shared"}}),
     "mappo-deaths": ("mappo", "probe_deaths", {}),
     "mappo-deaths-team": ("mappo", "probe_leave", TEAM),
     "mappo-deaths-gru": ("mappo", "probe_leave", {**TEAM, **GRU, "algo": {"critic": "team"}}),

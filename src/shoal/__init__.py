@@ -16,13 +16,15 @@ _PUBLIC = {
     "resume": "shoal.api",
     "evaluate": "shoal.api",
     "load": "shoal.api",
+    "learner": "shoal.training.foreign",
+    "samples": "shoal.training.foreign",
     "check": "shoal.api",
     "Policy": "shoal.policy",
     "Hook": "shoal.training.hooks",
     "Run": "shoal.training.run",
     "UserError": "shoal.spec",
 }
-__all__ = ["Hook", "Policy", "Run", "UserError", "check", "evaluate", "load", "make", "resume", "train"]
+__all__ = ["Hook", "Policy", "Run", "UserError", "check", "evaluate", "learner", "load", "make", "resume", "samples", "train"]
 
 
 def __getattr__(name: str) -> Any:

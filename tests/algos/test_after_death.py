@@ -539,6 +539,7 @@ def test_values_of_the_dead_are_the_same_when_learnt_and_when_bootstrapped_from(
     [
         ("ippo", {"normalise_reward": True, "critic_slices": 3}, GRU),
         ("ippo", {}, {"trunk": "shared"}),
+        ("mappo", {"critic_input": "agent"}, {"trunk": "shared"}),
         ("mappo", {"critic_input": "agent"}, {}),
         ("mappo", {}, {"attention": "critic"}),
         ("iql", {**REPLAY, "chunk": 4, "n_step": 2, "dueling": True}, GRU),

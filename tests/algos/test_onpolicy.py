@@ -841,15 +841,91 @@ def test_a_shared_trunk_descends_both_losses_at_once(kernels):
         near(a.actor.net.body.weights[0].flatten(), [0.25, -0.25, 1.25], 1e-4)
 
 
-def test_a_shared_trunk_takes_no_second_critic():
-    for config, net in (
-        ({"critic": "world"}, {}),
-        ({"critic_slices": 2}, {}),
-        ({"lr_critic": 1e-3}, {}),
-        ({}, {"critic_hidden": (8,)}),
+WORLD = {"critic": "world", "critic_input": "agent"}
+
+
+@pytest.mark.parametrize("kernels", KINDS)
+def test_a_trunk_that_a_central_critic_shares_descends_the_sum_of_both_losses(kernels):
+    """What is seen is 2, of a world whose state is 3. The trunk is one unit, f = 1/2 o + 1/4 = 5/4. The logits are 0.4 f
+    and -0.4 f, 1 apart, so that the choice that was taken has p = 1 / (1 + 1/e); V = 2 f - 1/2 s = 1. It is paid 4, and that is
+    the end: A = 3.
+
+        L_pi = -A log p          of the logits -+ 3 (1 - p), and so of f: -3 (1 - p) 0.8
+        L_v  = (V - 4)^2 / 2     of V -3, and so of f: -3 x 2, times the value weight
+
+    The trunk's weight has o = 2 times the sum of both, its bias the sum; the heads' weights have f and s times their own."""
+    p = 1 / (1 + math.exp(-1))
+    slope = 3 * (1 - p)
+    for weight in (0.0, 1.0, 2.0):
+        net = {"trunk": "shared", "hidden": (1,), "activation": "relu", "critic_hidden": ()}
+        a = learner(world(state=1), net, kernels, value_weight=weight or 1e-30, **WORLD)
+        assert sum(isinstance(m, Optimiser) for m in a.modules()) == 1
+        actor = a.actor
+        with torch.no_grad():
+            actor.net.body.weights[0].fill_(0.5)
+            actor.net.body.biases[0].fill_(0.25)
+            actor.policy.weights[0].copy_(torch.tensor([[0.4], [-0.4]]))
+            actor.policy.biases[0].zero_()
+            actor.critic.body.weights[0].copy_(torch.tensor([[2.0, -0.5]]))
+            actor.critic.body.biases[0].zero_()
+        batch = happened([4.0], [2.0], terminated=[Y])
+        batch.extras["agents"]["log_prob"].fill_(math.log(p))
+        batch.frame.state = batch.next.state = torch.full((1, 1, 1), 3.0)
+        metrics = learn(a, batch)
+        near(metrics["policy_loss"], -3.0)
+        near(metrics["value_loss"], 4.5)
+        whole = -slope * 0.8 - 6 * weight
+        of_heads = {
+            "policy": [-slope * 1.25, slope * 1.25, -slope, slope],
+            "critic": [-3.75 * weight, -9 * weight, -3 * weight],
+        }
+        grads = dict(zip([k for k, _ in actor.named_parameters()], gradients(a, actor), strict=True))
+        near(grads["net.body.weights.0"], [2 * whole])
+        near(grads["net.body.biases.0"], [whole])
+        near(torch.cat([x for k, x in grads.items() if k.startswith("policy")]), of_heads["policy"])
+        near(torch.cat([x for k, x in grads.items() if k.startswith("critic")]), of_heads["critic"])
+
+
+def gradients(a, net):
+    """Of each parameter of a net, as Adam's first moment has them after a first step that was not clipped."""
+    flat = a.actor_optimiser.first / 0.1
+    return flat.split([p.numel() for p in net.parameters()])
+
+
+def test_a_trunk_that_a_central_critic_shares_takes_what_goes_with_it():
+    central = {"trunk": "shared", "hidden": (8,)}
+    for config, net, sentence in (
+        ({"critic_slices": 2}, {}, "--net.trunk shared is one net for actor and critic"),
+        ({"lr_critic": 1e-3}, {}, "--net.trunk shared is one net for actor and critic"),
+        ({}, {"critic_hidden": (8,)}, "with --algo.critic own, no --net.critic-hidden"),
+        ({"critic": "world"}, {}, "--algo.critic world does not see apart with --algo.critic-input state: take"),
+        ({**WORLD, "critic_input": "joined"}, {}, "does not see apart with --algo.critic-input joined: take --algo.critic-i"),
+        ({"critic": "team"}, {}, "--algo.critic team does not see apart with --algo.critic-input state: take"),
+        ({**WORLD, "critic_slices": 2}, {}, "--net.trunk shared is one net for actor and critic"),
+        ({**WORLD, "lr_critic": 1e-3}, {}, "--net.trunk shared is one net for actor and critic"),
+        (WORLD, {"hidden": ()}, "shares hidden layers or a memory"),
+        (WORLD, {"module": "torch.nn:Linear"}, "shares hidden layers or a memory"),
+        (WORLD, {"attention": "both"}, "does not go with attention over agents"),
+        (WORLD, {"attention": "critic"}, "does not go with attention over agents"),
     ):
-        with pytest.raises(UserError, match=r"--net.trunk shared is one net for actor and critic"):
-            learner(net={"trunk": "shared", **net}, **config)
+        with pytest.raises(UserError, match=sentence):
+            learner(net={**central, **net}, **config)
+
+
+def test_pictures_of_an_agent_go_through_the_trunk_beside_a_state_of_numbers():
+    """An agent's own picture is the trunk's to encode; pictures that a critic joins are refused, and so are those of critics
+    with nets of their own."""
+    pictures, nets = world(2, obs=(1, 5, 5), state=3), {"trunk": "shared", "hidden": (4,), "convolutions": "2x3/1"}
+    a = PPO(Seat(pictures, ("agents",), PPO.Config(**WORLD), NetConfig(**nets), torch.Generator().manual_seed(0)))
+    obs, yes = torch.rand(6, 1, 2, 1, 5, 5), torch.ones(6, 1, 2, dtype=torch.bool)
+    frame = Frame({"agents": View(obs, yes, yes, yes)}, torch.rand(6, 1, 3))
+    values = a.values(frame)
+    assert values.shape == (6, 1, 2)
+    for other in (Frame({"agents": View(obs + 1, yes, yes, yes)}, frame.state), Frame(frame.views, frame.state + 1)):
+        assert (a.values(other) != values).all()
+    for spec, net in ((world(2, obs=(1, 5, 5)), nets), (pictures, {**nets, "trunk": "own"})):
+        with pytest.raises(UserError, match=r"--algo.critic-input agent does not take pictures"):
+            PPO(Seat(spec, ("agents",), PPO.Config(**WORLD), NetConfig(**net), torch.Generator().manual_seed(0)))
 
 
 # --- whole worlds: who is not there, and what is remembered -----------------------------------------------------------
@@ -876,6 +952,8 @@ BLIND = [  # algorithm, its settings, its nets'
     ("mappo", {}, {**ATTENTION, **GRU}),
     ("mappo", {"critic_input": "agent"}, {}),
     ("mappo", {"critic_input": "agent"}, LSTM),
+    ("mappo", {"critic_input": "agent"}, {"trunk": "shared"}),
+    ("mappo", {"critic_input": "agent", "target_tau": 0.3}, {**GRU, "trunk": "shared"}),
     ("mappo", {"chunk": 4}, LSTM),
     ("mappo", {"critic_slices": 3, "advantage_scope": "agent"}, GRU),
     ("mappo", {"advantage_every": "minibatch", "advantage_scope": "batch"}, GRU),

@@ -167,6 +167,10 @@ def test_bf16_reaches_the_same(env, config, net):
 OPTIONS = [  # world, settings of the algorithm, of its nets
     ("probe_copy", {"critic": "own"}, {"trunk": "shared"}),
     ("probe_deaths", {"critic": "own"}, {"trunk": "shared"}),
+    ("probe_copy", {"critic_input": "agent"}, {"trunk": "shared"}),
+    ("probe_deaths", {"critic_input": "agent"}, {"trunk": "shared"}),
+    ("probe_teams", {"critic": "team", "critic_input": "agent"}, {"trunk": "shared"}),
+    ("probe_memory", {"critic_input": "agent"}, {"trunk": "shared", "memory": "gru"}),
     ("probe_copy", {}, {"layer_norm": True}),
     ("probe_deaths", {}, {"attention": "critic"}),
     ("probe_teams", {}, {"attention": "critic"}),

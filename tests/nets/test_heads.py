@@ -159,6 +159,44 @@ def test_a_shared_trunk_with_memory_values_what_it_remembers() -> None:
     torch.testing.assert_close(pi.logits[0], after["hidden"] @ last[:5].T)
 
 
+def test_a_trunk_that_a_central_critic_shares() -> None:
+    """Features of what one sees make the actions; a net of its own values them, and what is seen of the world beside them.
+    Weights: a trunk of 4 x 8 + 8, and 3 ids of 8; 8 x 6 + 6, actions of 6 x 5 + 5; a head of (6 + 2) x 6 + 6, 3 ids of 6, and
+    6 + 1."""
+    actor = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), trunk="shared"), draw(), beside=2)
+    assert sum(p.numel() for p in actor.parameters()) == (32 + 8 + 24 + 54) + 35 + (54 + 18 + 7)
+    assert sum(p.numel() for p in actor.net.parameters()) == 118
+    assert actor.policy is not None
+    assert actor.policy.weights[0].norm(dim=1).tolist() == pytest.approx([0.01] * 5, abs=1e-5)
+    x, state = torch.randn(6, 3, 4, generator=draw(1)), torch.randn(6, 2, generator=draw(2))
+    features, _ = actor.net(x)
+    pi, value, after = actor.unroll((x, state), None)
+    assert after == {}
+    torch.testing.assert_close(pi.logits[0], features @ actor.policy.weights[0].T)
+    wide = torch.cat((features, state[:, None].expand(6, 3, 2)), -1)
+    torch.testing.assert_close(value, actor.critic(wide)[0][..., 0])
+    assert torch.equal(actor.value((x, state))[0], value)
+    alone, none, _ = actor.unroll(x, None)
+    assert torch.equal(alone.logits[0], pi.logits[0])
+    assert none is None
+    assert all((actor.value(other)[0] != value).all() for other in ((x + 1, state), (x, state + 1)))
+    wider = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), critic_hidden=(3, 2), trunk="shared"), draw(), beside=2)
+    assert [tuple(w.shape) for w in wider.critic.body.weights] == [(3, 8), (2, 3), (1, 2)]
+
+
+def test_a_trunk_with_memory_that_a_central_critic_shares_values_what_it_remembers() -> None:
+    net = NetConfig((8,), trunk="shared", memory="gru", memory_width=7)
+    actor = Actor(4, Discrete(5), NAMES, net, draw(), beside=2)
+    assert actor.net.memory is not None
+    assert actor.policy is not None
+    x, start = torch.randn(9, 2, 3, 4, generator=draw(1)), torch.zeros(9, 2, 3, dtype=torch.bool)
+    state = torch.randn(9, 2, 2, generator=draw(2))
+    pi, value, after = actor.unroll((x, state), None, actor.net.memory.zero(2, torch.device("cpu")), start)
+    torch.testing.assert_close(pi.logits[0], after["hidden"] @ actor.policy.weights[0].T)
+    wide = torch.cat((after["hidden"], state[..., None, :].expand(9, 2, 3, 2)), -1)
+    torch.testing.assert_close(value, actor.critic(wide)[0][..., 0])
+
+
 def test_with_trunks_of_their_own_an_actor_values_nothing() -> None:
     actor = Actor(4, Discrete(5), 3, config("id"), draw())
     assert body(actor).weights[-1].shape == (5, 8)

@@ -150,6 +150,7 @@ WORKS = [
     {"lr_schedule": "kl", "kl_stop": 1e-3, "entropy_schedule": "linear", "clip_schedule": "cosine", "learning_starts": 600},
     {"target_tau": 0.1, "critic_slices": 10, "advantage_every": "epoch", "normalise_reward": True, "random_steps": 400},
     {"algo": "ippo", "net": {"trunk": "shared", "share": "agent_0=a,agent_1=b,agent_2=a"}, "advantage_every": "minibatch"},
+    {"net": {"trunk": "shared", "memory": "gru"}, "critic_input": "agent", "target_tau": 0.1},
     {"algo": "ddqn", "env": "simple_tag", "rollout": 10, **PAST},  # two that learn; 80 steps and 3 or 4 updates an iteration
     {"algo": "iql", "env": "probe_deaths", "net": {"memory": "gru"}, "rollout": 6, "prioritised": True, "chunk": 4, **PAST},
     {"algo": "ddqn", "env": "probe_turns", "rollout": 7, "noisy": True, "dueling": True, "prioritised": True, **PAST},

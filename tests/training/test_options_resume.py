@@ -207,6 +207,8 @@ CASES = [
     *each("net.share", [NAMED], algorithm="ippo", net__attention="actor"),
     *each("net.trunk", ["shared"], algorithm="ippo"),
     *each("net.trunk", ["shared"], "probe_deaths", "ippo", net__memory="lstm"),
+    *each("net.trunk", ["shared"], "probe_deaths", algo__critic_input="agent", net__critic_hidden=(4,)),
+    *each("net.trunk", ["shared"], algo__critic_input="agent", algo__critic="team", net__memory="gru", algo__target_tau=0.1),
     *each("net.memory", ["gru", "lstm"]),
     *each("net.memory", ["gru", "lstm"], "probe_deaths"),
     *each("net.memory", ["gru", "lstm"], "probe_turns", algo__rollout=5),

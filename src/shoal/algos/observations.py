@@ -80,9 +80,11 @@ class Observations(nn.Module):
             raise UserError(
                 f"--algo.critic-input {critic_input} does not go with attention over agents, which takes their observations."
             )
+        self.shares_trunk = net.trunk == "shared"
         pictures = any(images_of(g.obs) for g in self.around) and not self.sees_state
         self.joins = self.central and (self.attends_agents or pictures)  # the critic's encoder joins the observations itself
-        if self.central and critic_input == "agent" and (pictures or images_of(spec[groups[0]].obs)):
+        own_pictures = images_of(spec[groups[0]].obs) and not self.shares_trunk  # of which the actor's net makes numbers
+        if self.central and critic_input == "agent" and (pictures or own_pictures):
             raise UserError("--algo.critic-input agent does not take pictures: take state or joined.")
         seen = () if self.sees_state and not self.attends_agents else self.around
         normalised = {*groups, *(g.name for g in seen)} if normalise else ()
@@ -102,8 +104,9 @@ class Observations(nn.Module):
     # --- nets that fit ---
 
     def attends(self, who: str) -> bool:
-        """Whether the actor, or the critic, has attention; they are the same with a shared trunk."""
-        return self.net.attention in (who, "both") or (self.net.trunk == "shared" and self.net.attention != "none")
+        """Whether the actor, or the critic, has attention; they are the same where they are one net that sees the same."""
+        one = self.net.trunk == "shared" and not self.central
+        return self.net.attention in (who, "both") or (one and self.net.attention != "none")
 
     def encoder(self, generator: torch.Generator, who: Literal["actor", "critic"] = "actor") -> Encoder:
         """Of the agents' own observations."""
@@ -122,8 +125,13 @@ class Observations(nn.Module):
             return AgentAttention(self.around, self.groups, self.net, generator)
         if self.joins:
             return JointEncoder(self.around, self.net, generator)
-        width = scope_width(self.spec, self.groups, self.scope, self.input_kind)
+        width = self.state_width
         return width + (vector_width(self.spec[self.groups[0]].obs) if self.input_kind == "agent" else 0)
+
+    @property
+    def state_width(self) -> int:
+        """S, how many numbers a critic sees of its team or world."""
+        return scope_width(self.spec, self.groups, self.scope, self.input_kind)
 
     def critic(self, generator: torch.Generator) -> Critic:
         """A critic V of what it sees."""
@@ -137,14 +145,18 @@ class Observations(nn.Module):
         return cat_groups(self.groups, lambda g: self._own(frame[g], self.own[g], cache), at)
 
     def critic_input(self, frame: Frame, cache: Cache | None = None) -> Any:
-        """[..., N, *], or [..., S] where the critic is central, or what its encoder joins."""
+        """[..., N, *], or [..., S] where the critic is central, or what its encoder joins. A central critic that shares the
+        actor's trunk has both of the first, in a pair."""
         if not self.central:
             return self.actor_input(frame, cache)
         if self.joins:
             views = [(g, frame[g.name]) for g in self.around]
             return {g.name: (self._own(view, g, cache), view.alive if g.mortal else None) for g, view in views}
         state = self._state(frame.state) if self.sees_state and frame.state is not None else self._joined(frame, cache)
-        return state if self.input_kind != "agent" else self._beside(state, self.actor_input(frame, cache))
+        if self.input_kind != "agent":
+            return state
+        own = self.actor_input(frame, cache)
+        return (own, state) if self.shares_trunk else self._beside(state, own)
 
     def _state(self, state: Tensor) -> Tensor:
         """[..., S] the world's own."""

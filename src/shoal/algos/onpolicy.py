@@ -32,7 +32,7 @@ from torch import Tensor
 
 from shoal.algos import defaults
 from shoal.algos.base import Acted, Algorithm, LearnerConfig, Seat, rollout_of
-from shoal.algos.checks import bounded
+from shoal.algos.checks import bounded, trunk_fits
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.recurrence import add_memory, remember_policy
 from shoal.algos.samples import Samples, in_slabs
@@ -154,17 +154,13 @@ class OnPolicy(Algorithm, ABC):
         self.steps = self.feed.steps
         self.chunk, self.slices = self._chunk(c.chunk, self.steps), min(c.critic_slices, self.steps)
         self.observations = Observations(self, c.critic, c.critic_input)
-        self.shared = net.trunk == "shared"
-        if self.shared and (
-            self.observations.central or self.slices or net.critic_hidden or c.lr_critic not in (None, type(c).lr_critic)
-        ):
-            raise UserError(
-                "--net.trunk shared is one net for actor and critic: it takes --algo.critic own, and no --algo.critic-slices, "
-                "--net.critic-hidden or --algo.lr-critic."
-            )
-        agents = self.observations.agents
-        self.actor = Actor(self.observations.encoder(generator), self.space, agents, net, generator, c.squash, c.log_std)
-        self.critic = None if self.shared else self.observations.critic(generator)
+        self.shared, seen = net.trunk == "shared", self.observations
+        if self.shared:
+            trunk_fits(c, net)
+        beside = seen.state_width if self.shared and seen.central else None
+        encoder, form = seen.encoder(generator), (c.squash, c.log_std, beside)
+        self.actor = Actor(encoder, self.space, seen.agents, net, generator, *form)
+        self.critic = None if self.shared else seen.critic(generator)
         self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None
         self.value_norm = normaliser(c.normaliser)() if c.normalise_value else None
         self.reward_norm = Running() if c.normalise_reward else None
@@ -308,7 +304,8 @@ class OnPolicy(Algorithm, ABC):
         metrics, and `keep` for the next one: false once the KL stop was met."""
         c = self.config
         self.train_mode(True)
-        pi, value, _ = self.actor.unroll(batch.actor_input, batch.legal, *batch.memory_of("actor"))
+        seen = batch.critic_input if self.shared else batch.actor_input
+        pi, value, _ = self.actor.unroll(seen, batch.legal, *batch.memory_of("actor"))
         log_prob, entropy = pi.log_prob_and_entropy(batch.action)
         if c.advantage_scope == "batch":
             batch = replace(batch, advantage=losses.normalise(batch.advantage, batch.active))

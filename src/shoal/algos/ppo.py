@@ -54,6 +54,12 @@ Knobs, and what they do
   trunk for both, memory, attention, convolutions, bf16, or a module of yours. Every knob but the rollout's length can be set
   for one group: `--algo.adversary.lr 1e-3`.
 
+  `--net.trunk shared` has one encoder, hidden layers and memory for both, over an agent's own observation, and both losses move
+  them, the critic's by `value_weight`. A critic that sees no more puts out its value beside the actions. A central one sees the
+  rest, its team's or the world's state, beside the trunk's features, in a head of its own (`--net.critic-hidden`, one layer
+  unless told): it takes `critic_input` agent, for of the state alone, or of all observations side by side, nothing is the
+  agent's own that a trunk could run over.
+
 Defaults follow from the world (`algos/defaults.py`) and were chosen on fourteen tasks (docs/defaults.md). A rate that falls to
 zero is what makes a run end at its best: with a constant one CartPole was left and found again. On simple_spread there is a
 plateau near -13.5, where agents do not split the landmarks among themselves. What leaves it: gamma 0.95, a large `lr` that

@@ -15,7 +15,7 @@ from shoal.spec import UserError
 @dataclass(frozen=True)
 class NetConfig:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers, of actor and critic
-    critic_hidden: tuple[int, ...] | None = None  # widths of the critic's; none: the same
+    critic_hidden: tuple[int, ...] | None = None  # widths of the critic's; none: the same, after a shared trunk its last
     activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = "tanh"  # between layers
     layer_norm: bool = False  # normalise each hidden layer before its activation
     init: Literal["orthogonal", "xavier"] = "orthogonal"  # first weights

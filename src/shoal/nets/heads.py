@@ -28,12 +28,13 @@ def _not_a_row(x: Any, width: int) -> str:
 
 
 class Net(nn.Module):
-    """[..., N, *] -> [..., N, width_out]: what `encoder` makes of the input, hidden layers, memory, output."""
+    """[..., N, *] -> [..., N, width_out]: what `encoder` makes of the input, hidden layers, memory, output. Without a
+    `width_out` there is no output layer: features [..., N, `features`], for heads beside it."""
 
     def __init__(
         self,
         encoder: nn.Module | int,  # or the width of what needs none
-        width_out: int,
+        width_out: int | None,
         agents: tuple[str, ...] | int,
         net: NetConfig,
         generator: torch.Generator,
@@ -44,7 +45,14 @@ class Net(nn.Module):
         self.width = width
         self.encoder = None if isinstance(encoder, int) or getattr(encoder, "plain", False) else encoder
         self.memory: Memory | None = None
-        if net.memory == "none":
+        self.out: MLP | None = None
+        self.body: nn.Module
+        front = replace(net, hidden=net.hidden[:-1])
+        if net.memory == "none" and width_out is None:
+            self.features = net.hidden[-1]
+            self.body = MLP(width, self.features, agents, front, generator, front.hidden_gain, last=True)
+            return
+        if net.memory == "none" and width_out is not None:
             self.body = own_module(net, width, width_out, agents, generator) or MLP(
                 width, width_out, agents, net, generator, gain
             )
@@ -55,12 +63,12 @@ class Net(nn.Module):
                 "number: take --net.memory none, or hand spec[group].agents to them."
             )
         inside = net.hidden[-1] if net.hidden and net.module is None else net.memory_width
-        front = replace(net, hidden=net.hidden[:-1])
         self.body = own_module(net, width, inside, agents, generator) or MLP(
             width, inside, agents, front, generator, front.hidden_gain, last=True
         )
-        self.memory = Memory(inside, agents, net, generator)
-        self.out = affine(net.memory_width, width_out, agents, net, generator, gain)
+        self.memory, self.features = Memory(inside, agents, net, generator), net.memory_width
+        if width_out is not None:
+            self.out = affine(self.features, width_out, agents, net, generator, gain)
 
     def zero_memory(self, rows: int, device: torch.device) -> State:
         """Of agents that start: [B, N, ...]; empty without memory."""
@@ -77,12 +85,14 @@ class Net(nn.Module):
         if self.memory is None:
             return x, {}
         after = self.memory(x, state, start, active)
-        return self.out(after["hidden"]), after
+        return after["hidden"] if self.out is None else self.out(after["hidden"]), after
 
 
 class Actor(nn.Module):
     """Observations [..., N, *] -> a distribution over actions. Continuous ones have a standard deviation that is learnt
-    and does not depend on the observation. With a shared trunk it values what it sees as well."""
+    and does not depend on the observation. With a shared trunk it values what it sees as well. A central critic that shares the
+    trunk values its features and what it sees `beside` them, [..., S], by a net of its own: the input then is (observations,
+    beside), and to act observations alone."""
 
     owners: Tensor | None
 
@@ -95,12 +105,21 @@ class Actor(nn.Module):
         generator: torch.Generator,
         squash: bool = False,
         log_std: float = 0.0,
+        beside: int | None = None,  # S, with a shared trunk and a central critic
     ):
         super().__init__()
         self.space, self.squash, self.values = space, squash, net.trunk == "shared"
         self.params = distributions.params_of(space)
-        gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.values else net.gain_actor
-        self.net = Net(encoder, self.params + self.values, agents, net, generator, gain)
+        self.policy: MLP | None = None
+        if beside is None:
+            gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.values else net.gain_actor
+            self.net = Net(encoder, self.params + self.values, agents, net, generator, gain)
+        else:
+            self.net = Net(encoder, None, agents, net, generator)
+            self.policy = affine(self.net.features, self.params, agents, net, generator, net.gain_actor)
+            hidden = net.hidden[-1:] if net.critic_hidden is None else net.critic_hidden
+            head = replace(net, hidden=hidden, memory="none")
+            self.critic = Net(self.net.features + beside, 1, agents, head, generator, net.gain_critic)
         if isinstance(space, Box):
             owners = net.owners(agents)
             self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
@@ -117,19 +136,33 @@ class Actor(nn.Module):
 
     def unroll(self, x: Any, legal: Tensor | None, *memory: Any) -> tuple[Any, Tensor | None, State]:
         """The distribution, the value where the trunk is shared, and the memory after. `memory`: what `Net` takes of it."""
-        out, after = self.net(x, *memory)
-        params = out[..., : self.params].contiguous() if self.values else out
+        if self.policy is None:
+            out, after = self.net(x, *memory)
+            params = out[..., : self.params].contiguous() if self.values else out
+            value = out[..., self.params] if self.values else None
+        else:
+            own, beside = x if isinstance(x, tuple) else (x, None)
+            features, after = self.net(own, *memory)
+            params, value = self.policy(features), None if beside is None else self._central_value(features, beside)
         log_std = self._log_std() if isinstance(self.space, Box) else None
         pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
-        return pi, out[..., self.params] if self.values else None, after
+        return pi, value, after
 
     def _log_std(self) -> Tensor:
         log_std = self.log_std.clamp(-5, 2)
         return log_std if self.owners is None else log_std[self.owners]
 
     def value(self, x: Any, *memory: Any) -> tuple[Tensor, State]:
-        out, after = self.net(x, *memory)
-        return out[..., self.params], after
+        if self.policy is None:
+            out, after = self.net(x, *memory)
+            return out[..., self.params], after
+        features, after = self.net(x[0], *memory)
+        return self._central_value(features, x[1]), after
+
+    def _central_value(self, features: Tensor, beside: Tensor) -> Tensor:
+        """[..., N] of features [..., N, F] and what is seen beside them, [..., S]."""
+        beside = beside[..., None, :].expand(*features.shape[:-1], beside.shape[-1])
+        return self.critic(torch.cat((features, beside), -1))[0][..., 0]
 
 
 class Critic(nn.Module):

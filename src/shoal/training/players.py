@@ -43,9 +43,14 @@ def decide_reward(resolved: Resolved, spec: EnvSpec) -> Resolved:
     not, else their own."""
     if resolved.run.reward != "auto":
         return resolved
-    learning = [_algorithm(who, resolved.settings) for who in seats(resolved.settings, spec).values() if not _is_run(who)]
-    mean = not spec.common and any(e.load().reward == "common" for e in learning)
+    mean = not spec.common and needs_common_pay(resolved.settings, spec)
     return resolved.decided(reward="team-mean" if mean else "own")
+
+
+def needs_common_pay(settings: Settings, spec: EnvSpec) -> bool:
+    """Whether somebody learns who needs agents that are paid alike."""
+    learning = [_algorithm(who, settings) for who in seats(settings, spec).values() if not _is_run(who)]
+    return any(e.load().reward == "common" for e in learning)
 
 
 def common_pay(learners: list[Algorithm], spec: EnvSpec, reward: str) -> list[str]:
