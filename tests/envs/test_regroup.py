@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.envs.pettingzoo import PettingZoo
-from shoal.envs.regroup import _RegroupedEnvironment, _RegroupedWorld, Regrouping, _Asked, respecified
+from shoal.envs.regroup import Regrouping, _Asked, _RegroupedEnvironment, _RegroupedWorld, respecified
 from shoal.spec import EnvSpec, Outcome, UserError
 from shoal.tree import tree_leaves, tree_map
 
