@@ -153,6 +153,8 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "normalise_obs": "test_observations_are_normalised_by_what_was_collected",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected",
     "normaliser": "test_a_normaliser_of_the_users_own",
+    "normalise_state": "tests/algos/test_observations.py",
+    "state_normaliser": "tests/algos/test_observations.py",
     "shaper": "test_the_replay_holds_what_was_paid_at_the_time",
 }
 

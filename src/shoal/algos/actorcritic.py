@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Seat
+from shoal.algos.base import Acted, Seat, StateConfig
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
@@ -49,7 +49,7 @@ class ActorCritic(OffPolicy, ABC):
     value_metric = "predictQ"
 
     @dataclass(frozen=True)
-    class Config(ReplayConfig):
+    class Config(StateConfig, ReplayConfig):
         rules: ClassVar[defaults.Rules] = {
             **ReplayConfig.rules,
             "random_steps": defaults.warm,

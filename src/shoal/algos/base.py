@@ -83,9 +83,9 @@ class LearnerConfig:
         0.0  # times a weight: what adamw takes off at each step, times the rate, and the others add to the gradient
     )
     grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
-    normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+    normalise_obs: bool = True  # observations of mean 0 and deviation 1, by running statistics
     normalise_reward: bool = False  # rewards divided by their running root mean square
-    normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
+    normaliser: str | None = None  # your own in place of the running one: package.module:Class, or file.py:Class:clip=5
     reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
     shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
 
@@ -104,6 +104,14 @@ class LearnerConfig:
     def step_rule(self) -> StepRule:
         given = {k: getattr(self, k) for k in TAKES[self.optimiser] if getattr(self, k) is not None}
         return StepRule(self.optimiser, **{**({"beta2": 0.99} if self.optimiser == "rmsprop" else {}), **given})
+
+
+@dataclass(frozen=True)
+class StateConfig:
+    """Settings, beside those of all who learn, of those with critics or a mixer that may see more than an agent does."""
+
+    normalise_state: bool | None = None  # normalise_obs for what is seen of the team or the world; none: the same
+    state_normaliser: str | None = None  # the normaliser of what is seen of the team or the world; none: the same
 
 
 @dataclass(frozen=True)

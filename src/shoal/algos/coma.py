@@ -62,7 +62,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, StateConfig
 from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
 from shoal.algos.samples import Samples
@@ -94,7 +94,7 @@ class COMA(Algorithm):
     net_defaults = {"hidden": (128, 128), "activation": "relu", "gain": 1.0, "share": "none"}
 
     @dataclass(frozen=True)
-    class Config(LearnerConfig):
+    class Config(StateConfig, LearnerConfig):
         rules: ClassVar[defaults.Rules] = {
             **LearnerConfig.rules,
             "rollout": defaults.half_episode,

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Rollout, Seat, StateConfig
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.recurrence import add_memory, remember_policy
@@ -73,7 +73,7 @@ class Minibatch:
 
 class OnPolicy(Algorithm, ABC):
     @dataclass(frozen=True)
-    class Config(LearnerConfig):
+    class Config(StateConfig, LearnerConfig):
         rules: ClassVar[defaults.Rules] = {
             **LearnerConfig.rules,
             "gamma": defaults.far_gamma,
