@@ -48,6 +48,7 @@ def _problems(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterato
         theirs["collector"] = {k: x for k, x in theirs["collector"].items() if k != "env"}
     yield from checkpoint.misfits(mine, theirs)
     yield from _counts(loop, state)
+    yield from _limits(state)
     env = state["collector"].get("env")
     yield from _clock(loop.env, env) if native else _played(loop.env.get_state(), env)
     yield from _metrics(state)
@@ -67,6 +68,15 @@ def _counts(loop: Loop, state: dict[str, Any]) -> Iterator[str]:
     for trainer in state.get("lessons", {}).values():
         if not 0 <= trainer["since"] <= state["step"] or trainer["since"] % lap or not 0 <= trainer["done"] < MOST:
             yield f"its replay began at step {trainer['since']}, after {trainer['done']} updates"
+
+
+def _limits(state: dict[str, Any]) -> Iterator[str]:
+    """What rewards came to so far, of which the largest may be infinite."""
+    for whose, limit in (state.get("return_limits") or {}).items():
+        seen = limit["seen"]
+        finite = all(bool(x.isfinite()) for name, x in seen.items() if name != "reward")
+        if not finite or bool((seen["count"] < 0) | ((seen["count"] == 0) & (seen["size"] != 0))):
+            yield f"the sums of the rewards of {whose!r} are no numbers"
 
 
 def _clock(env: World, state: dict[str, Tensor]) -> Iterator[str]:
