@@ -25,7 +25,7 @@ from shoal.algos.optimiser import TAKES, Optimiser, OptimiserName, StepRule
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
-from shoal.ops import schedules
+from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
 from shoal.spec import Batch, EnvSpec, Frame, UserError, View
@@ -155,6 +155,7 @@ class Algorithm(nn.Module, ABC):
 
     id: str = ""  # the name it was asked for by
     as_one: bool = False  # its agents have one value, their team's, in which the dead count as nothing
+    metric_agents: int | None = None  # of how many agents metrics are told apart (`--log.agents`); none: they are not
     remark: str | None = None  # a sentence for whoever starts a run: what a setting costs
     burn_in: int = 0  # steps at the beginning of a sequence that only bring memory up to date
     feed: Rollout | Replay
@@ -249,6 +250,10 @@ class Algorithm(nn.Module, ABC):
 
     @abstractmethod
     def update(self, samples: Samples) -> dict[str, Tensor]: ...
+
+    def metric_means(self, each: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """For `update` to return: the mean of each [..., N] over who is active, and where asked for what is each agent's."""
+        return losses.means(each, mask, self.metric_agents)
 
     def most_bonus(self) -> Tensor | None:
         """What values count beside each step's reward, at most."""

@@ -307,6 +307,9 @@ class OnPolicy(Algorithm, ABC):
             batch = replace(batch, advantage=losses.normalise(batch.advantage, batch.active))
         loss, metrics = self.actor_loss(log_prob, entropy, batch)
         metrics["entropy_loss"] = -self.entropy_weight * metrics["entropy"]
+        if self.metric_agents is not None:
+            lost = {"entropy_loss": -self.entropy_weight * entropy}
+            metrics |= losses.agent_sums(lost, batch.active, self.metric_agents)
         if isinstance(self.space, Box):
             metrics["std"] = self.actor.log_std.detach().exp().mean()
         if self.kl_stop is not None:
@@ -344,7 +347,8 @@ class OnPolicy(Algorithm, ABC):
     def critic_loss(self, value: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics, Any]:
         """The sum of the values' errors, their mean, and how many they are."""
         c, mask = self.config, batch.valued
-        loss, metrics = losses.value(value, batch.value, batch.target, mask, self.value_clip, c.huber, self.kernels)
+        how = self.value_clip, c.huber, self.kernels, self.metric_agents
+        loss, metrics = losses.value(value, batch.value, batch.target, mask, *how)
         return loss if c.value_weight == 1 else loss * c.value_weight, metrics, losses.active_count(value, mask)
 
     @torch.no_grad()
@@ -355,8 +359,7 @@ class OnPolicy(Algorithm, ABC):
             for mine, theirs in zip(self.target.buffers(), self.value_net.buffers(), strict=True):
                 mine.copy_(theirs)
         self.observations.update(samples.batch.frame)
-        means = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
-        return {**means, **metrics, "learning_rate": self.actor_optimiser.rate.clone()}
+        return {**losses.mean_of_steps(steps), **metrics, "learning_rate": self.actor_optimiser.rate.clone()}
 
     # --- values ---
 

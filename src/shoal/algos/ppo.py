@@ -181,7 +181,8 @@ class PPO(OnPolicy):
 
     def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:
         old, advantage, active = batch.log_prob, batch.advantage, batch.active
-        return losses.ppo(log_prob, entropy, old, advantage, active, self.clip, self.entropy_weight, self.kernels)
+        how = self.clip, self.entropy_weight, self.kernels, self.metric_agents
+        return losses.ppo(log_prob, entropy, old, advantage, active, *how)
 
     def _adapt_rate(self, steps: list[Metrics], active: Tensor | None) -> None:
         """A learning rate that aims at a divergence an epoch. It stays where no step was taken, or from random actions."""

@@ -27,6 +27,7 @@ from shoal.spec import UserError
 @dataclass(frozen=True)
 class LogConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between lines of training metrics; auto: 100 lines a run
+    agents: bool = False  # metrics of learning by agent as well, <group>/<i>/<metric>: those that are means over agents
     tensorboard: bool = True  # write TensorBoard events into tb/
     csv: bool = True  # write metrics.csv, made anew of metrics.jsonl at every checkpoint
     wandb: bool = False  # send to Weights & Biases; needs `pip install shoal[wandb]`

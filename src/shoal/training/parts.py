@@ -74,7 +74,9 @@ class LoopParts(ABC):
         self.collector = make_collector(self.env, self.players, generator(seed, "collect", device=device))
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
-        self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line
+        self.hooks, self.means = Hooks(hooks), MetricMeans({g.name: g.n for g in spec.groups})  # since the last line
+        for a in self.learners:
+            a.metric_agents = a.n if resolved.log.agents else None
         self.overestimation = Overestimation(self.learners, self.env.rows, device, known=self.config.init is None)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
         self.last_train: dict[str, object] = {}
