@@ -1001,8 +1001,8 @@ def test_the_mixer_is_as_wide_as_asked_for():
         (1, 5),
     ]
     assert a.optimiser.vector.numel() == sum(p.numel() for m in (a.online, a.mixer) for p in m.parameters())
-    assert set(a.nets) == {"values", "target", "mixer"}
-    assert set(learner().nets) == {"values", "target"}
+    assert set(a.nets) == {"values", "target_values", "mixer", "target_mixer"}
+    assert set(learner().nets) == {"values", "target_values"}
 
 
 @torch.no_grad()

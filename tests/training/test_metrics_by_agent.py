@@ -109,7 +109,10 @@ def test_means_by_agent_are_of_all_that_an_agent_did() -> None:
         assert math.isnan(one.take()["a/0/x"])
     again.load_state_dict(means.state_dict(), torch.device("cpu"))
     older = {k: x for k, x in means.state_dict().items() if k != "each"}
+    mine = again.each["a,b"][f"x{EACH}"]
     again.load_state_dict(older, torch.device("cpu"))
+    assert again.each["a,b"][f"x{EACH}"] is mine  # emptied in place: a graph may write there
+    assert not mine.any()
 
 
 @pytest.mark.parametrize("compile", ["graph", *([] if native.why_not() else ["fused"])])

@@ -147,7 +147,9 @@ class DDQN(OffPolicy):
 
     @property
     def nets(self) -> dict[str, nn.Module]:
-        return {"values": self.online, "target": self.target.module, **({} if self.mixer is None else {"mixer": self.mixer})}
+        target: Any = self.target.module
+        mixers = {} if self.mixer is None else {"mixer": self.mixer, "target_mixer": target["mixer"]}
+        return {"values": self.online, "target_values": target["agents"], **mixers}
 
     # --- acting ---
 
