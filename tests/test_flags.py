@@ -7,7 +7,18 @@ from typing import Any, Literal
 
 import pytest
 
-from shoal.flags import build, describe, flags_of, helps_of, parse_span, parse_value, split
+from shoal.flags import (
+    arguments,
+    build,
+    describe,
+    flags_of,
+    helps_of,
+    lists,
+    parse_span,
+    parse_value,
+    refuse_unknown,
+    split,
+)
 from shoal.spec import UserError
 
 
@@ -303,3 +314,56 @@ def test_what_is_no_span(bad: str) -> None:
     with pytest.raises(UserError) as e:
         parse_span(bad, "--time")
     assert one_sentence(e) == f"--time is {bad!r}: it takes a length of time, such as 90s, 5m or 2h."
+
+
+# --- flags that hold several things ---
+
+
+def test_arguments() -> None:
+    text = "n=3, shape=(2,3),mode=fast,on=true,off=False,x=0.5,none=none,name='a,b',pair={'a':1,'b':[2,3]}"
+    assert arguments(text, "--env.args") == {
+        "n": 3,
+        "shape": (2, 3),
+        "mode": "fast",
+        "on": True,
+        "off": False,
+        "x": 0.5,
+        "none": None,
+        "name": "a,b",
+        "pair": {"a": 1, "b": [2, 3]},
+    }
+    assert arguments("", "--env.args") == {}
+
+
+@pytest.mark.parametrize("text", ["n", "=3", "n=1,m"])
+def test_arguments_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match=r"--env.args is '.*': it takes name=value"):
+        arguments(text, "--env.args")
+
+
+def test_lists() -> None:
+    assert lists("a=x+y, b = z", "--env.groups") == {"a": ("x", "y"), "b": ("z",)}
+    with pytest.raises(UserError, match="stands for nothing"):
+        lists("a=", "--env.groups")
+    with pytest.raises(UserError, match="'a' twice"):
+        lists("a=x,a=y", "--env.groups")
+
+
+def test_arguments_after_a_name_have_text_in_quotes() -> None:
+    assert arguments("clip=5,mode='a,b'", "--x", "m:C:clip=5,mode='a,b'", "m:C:clip=5") == {"clip": 5, "mode": "a,b"}
+    assert arguments("", "--x", "m:C:", "m:C:clip=5") == {}
+    for text in ("mode=a", "5", "a=open(1)", "a=", "a=("):
+        with pytest.raises(UserError, match=r"--x is 'm:C:.*': arguments are name=number, as in m:C:clip=5\."):
+            arguments(text, "--x", f"m:C:{text}", "m:C:clip=5")
+
+
+def test_arguments_that_a_function_does_not_take() -> None:
+    def some(width: int, *rest: int, clip: float = 1.0) -> None: ...
+
+    def any_at_all(**given: Any) -> None: ...
+
+    refuse_unknown(["clip", "width"], some, "--x is 'y'")
+    refuse_unknown(["anything"], any_at_all, "--x is 'y'")
+    with pytest.raises(UserError) as e:
+        refuse_unknown(["width", "clop"], some, "--x is 'y'")
+    assert one_sentence(e) == "--x is 'y', and some takes no 'clop' (did you mean 'clip'?): it takes width, clip."

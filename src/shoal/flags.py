@@ -8,11 +8,12 @@ is `--gamma 0.99` with the help "discount". Types are int, float, bool, str, a L
 of them (`--hidden 64,64`). Every mistake is one sentence.
 
 A flag takes the word after it, and needs one. One of type bool is a switch: it needs none, and takes the next word only where
-that is true or false.
+that is true or false. `arguments` and `lists` are the two ways in which a flag holds several things.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -240,3 +241,81 @@ def split(
         flags[name] = items[i] if follows else None
         i += follows
     return words, flags
+
+
+# --- flags that hold several things ----------------------------------------------------------------------------------
+
+WORDS = {"true": True, "false": False, "none": None}
+
+
+def arguments(text: str, flag: str, whole: str | None = None, example: str = "") -> dict[str, Any]:
+    """`n_walkers=4,shape=(2,3),mode=fast`: names and values, as Python would read them; other values are text. Where they stand
+    behind the name of what takes them, in the `whole` that a flag was given, as in the `example`, text is in quotes."""
+    given = f"{flag} is {(text if whole is None else whole)!r}"
+    form = "it takes name=value,name=value" if whole is None else f"arguments are name=number, as in {example}"
+    parts = _parts(text, given, form)
+    out = {name: _value(word) for name, word in parts.items()}
+    if whole is not None and any(out[name] is word for name, word in parts.items()):
+        raise UserError(f"{given}: {form}.")
+    return out
+
+
+def lists(text: str, flag: str) -> dict[str, tuple[str, ...]]:
+    """`walkers=walker_0+walker_1,rest=walker_2`: names, and the names that each stands for."""
+    form = "it takes name=one+two,name=three"
+    parts = _parts(text, f"{flag} is {text!r}", form)
+    out = {name: tuple(w.strip() for w in value.split("+") if w.strip()) for name, value in parts.items()}
+    for name, words in out.items():
+        if not words:
+            raise UserError(f"{flag} is {text!r}: {name!r} stands for nothing; {form}.")
+    return out
+
+
+def refuse_unknown(names: Iterable[str], function: Callable[..., Any], given: str) -> None:
+    """Refuse arguments that a function does not take by name. Of one that does not say what it takes nothing is known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in names:
+        if name not in known and not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            takes = f"takes no {name!r}{near(name, known)}: it takes {', '.join(known) or 'none'}"
+            raise UserError(f"{given}, and {getattr(function, '__name__', 'it')} {takes}.")
+
+
+def _value(word: str) -> Any:
+    if word.lower() in WORDS:
+        return WORDS[word.lower()]
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return word
+
+
+def _parts(text: str, given: str, form: str) -> dict[str, str]:
+    parts: dict[str, str] = {}
+    for word in _split(text):
+        name, eq, value = (w.strip() for w in word.partition("="))
+        if not eq or not re.fullmatch(r"[^\s=+,]+", name):
+            raise UserError(f"{given}: {form}.")
+        if name in parts:
+            raise UserError(f"{given}: it has {name!r} twice.")
+        parts[name] = value
+    return parts
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are outside brackets and quotes."""
+    words, depth, quote = [""], 0, ""
+    for c in text:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        depth += not quote and ((c in "([{") - (c in ")]}"))
+        if c == "," and not depth and not quote:
+            words.append("")
+        else:
+            words[-1] += c
+    return [w for w in words if w.strip()]

@@ -246,6 +246,12 @@ def load_module(entry: Entry) -> ModuleType:
     return importlib.import_module(entry.module)
 
 
+def split_arguments(text: str) -> tuple[str, str]:
+    """`file.py:Class:clip=5` as the name of a user's own object, and the words behind it."""
+    match = re.fullmatch(r"((?:.+?\.py|[\w.]+):\w+):(.*)", text, re.DOTALL)
+    return (match[1], match[2]) if match else (text, "")
+
+
 def own_object(text: str, flag: str) -> Any:
     """What `package.module:Name` or `file.py:Name` stands for: a user's own class or function."""
     place, colon, name = text.rpartition(":")

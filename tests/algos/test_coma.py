@@ -180,10 +180,12 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "dueling": "test_a_dueling_critic",
     "last_action": "test_agents_see_what_they_did_last",
     "normalise_obs": "test_observations_are_normalised_by_what_was_seen_before_the_update",
+    "normalise_state": "tests/algos/test_observations.py",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_all_so_far",
     "normalise_value": "test_values_are_in_the_units_of_the_returns_seen",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "shaper": "test_agents_are_paid_the_mean_of_their_team_and_what_a_shaper_makes_of_it",
+    "state_normaliser": "tests/algos/test_observations.py",
 }
 
 

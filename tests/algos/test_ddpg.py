@@ -283,10 +283,12 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "n_step": "test_so_many_rewards_and_fewer_where_time_ends",
     "noise_keep": "test_exploration_that_remembers",
     "normalise_obs": "test_observations_are_normalised_by_what_was_collected",
+    "normalise_state": "tests/algos/test_observations.py",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "others": "test_whose_actions_stand_beside_an_agents_own",
     "shaper": "test_the_replay_holds_what_was_paid_at_the_time",
+    "state_normaliser": "tests/algos/test_observations.py",
     "smooth": "test_next_actions_are_smoothed_within_a_limit_by_td3_alone",
     "smooth_limit": "test_next_actions_are_smoothed_within_a_limit_by_td3_alone",
 }

@@ -153,6 +153,8 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "normalise_obs": "test_observations_are_normalised_by_what_was_collected",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected",
     "normaliser": "test_a_normaliser_of_the_users_own",
+    "normalise_state": "tests/algos/test_observations.py",
+    "state_normaliser": "tests/algos/test_observations.py",
     "shaper": "test_the_replay_holds_what_was_paid_at_the_time",
 }
 
@@ -999,8 +1001,8 @@ def test_the_mixer_is_as_wide_as_asked_for():
         (1, 5),
     ]
     assert a.optimiser.vector.numel() == sum(p.numel() for m in (a.online, a.mixer) for p in m.parameters())
-    assert set(a.nets) == {"values", "target", "mixer"}
-    assert set(learner().nets) == {"values", "target"}
+    assert set(a.nets) == {"values", "target_values", "mixer", "target_mixer"}
+    assert set(learner().nets) == {"values", "target_values"}
 
 
 @torch.no_grad()

@@ -222,9 +222,11 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "noise_keep": "test_exploration_remembers_and_its_density_is_that_of_one_step",
     "log_std": "test_actions_spread_by_log_std_and_are_squashed",
     "normalise_obs": "test_observations_are_normalised_by_what_was_seen_before_the_update",
+    "normalise_state": "tests/algos/test_observations.py",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "random_steps": "test_first_steps_are_uniform_over_what_is_legal",
     "shaper": "tests/training/test_shaper.py",
+    "state_normaliser": "tests/algos/test_observations.py",
     "squash": "test_actions_spread_by_log_std_and_are_squashed",
     "target_tau": "test_a_target_critic_gives_the_values_and_follows",
 }

@@ -270,10 +270,12 @@ ELSEWHERE = {  # option -> the test of it, here or in a file of its own
     "noise_keep": "test_exploration_that_goes_on",
     "n_step": "test_so_many_rewards_and_then_the_value_with_its_entropy",
     "normalise_obs": "test_observations_are_normalised_by_what_was_collected",
+    "normalise_state": "tests/algos/test_observations.py",
     "normalise_reward": "test_rewards_are_divided_by_the_root_mean_square_of_what_was_collected",
     "normaliser": "test_a_normaliser_of_the_users_own",
     "others": "test_others_do_what_they_did_or_what_they_would",
     "shaper": "test_the_replay_holds_what_a_shaper_paid",
+    "state_normaliser": "tests/algos/test_observations.py",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.envs.spaces import Moves, Observer, lists, settings
+from shoal.envs.spaces import Moves, Observer
 from shoal.spec import Box, Discrete, MultiDiscrete, UserError
 
 spaces = pytest.importorskip("gymnasium.spaces")
@@ -206,33 +206,3 @@ def test_choices_beside_numbers_are_refused() -> None:
         Moves(spaces.Dict(a=spaces.Discrete(2), b=box(1)))
     with pytest.raises(UserError, match="empty action space"):
         Moves(spaces.Dict())
-
-
-def test_settings() -> None:
-    text = "n=3, shape=(2,3),mode=fast,on=true,off=False,x=0.5,none=none,name='a,b',pair={'a':1,'b':[2,3]}"
-    assert settings(text, "--env.args") == {
-        "n": 3,
-        "shape": (2, 3),
-        "mode": "fast",
-        "on": True,
-        "off": False,
-        "x": 0.5,
-        "none": None,
-        "name": "a,b",
-        "pair": {"a": 1, "b": [2, 3]},
-    }
-    assert settings("", "--env.args") == {}
-
-
-@pytest.mark.parametrize("text", ["n", "=3", "n=1,m"])
-def test_settings_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match=r"--env.args is '.*': it takes name=value"):
-        settings(text, "--env.args")
-
-
-def test_lists() -> None:
-    assert lists("a=x+y, b = z", "--env.groups") == {"a": ("x", "y"), "b": ("z",)}
-    with pytest.raises(UserError, match="stands for nothing"):
-        lists("a=", "--env.groups")
-    with pytest.raises(UserError, match="'a' twice"):
-        lists("a=x,a=y", "--env.groups")

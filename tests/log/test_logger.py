@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import shoal
 from shoal.log.logger import LogConfig, Logger, cut, read_metrics, to_numbers, write_csv
 from shoal.spec import UserError
 
@@ -211,12 +213,15 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    config = LogConfig(tensorboard=False, wandb=True, wandb_mode="offline", wandb_group="g", wandb_tags=("one", "two"))
+    args = "job_type=sweeping,notes='first, and last',save_code=false"
+    config = LogConfig(
+        tensorboard=False, wandb=True, wandb_mode="offline", wandb_group="g", wandb_tags=("one", "two"), wandb_args=args
+    )
     log = logger(tmp_path, config)
     log.write(10, 1.0, "train", {"loss": scalar(0.5), "nan": scalar(math.nan), "vector": torch.tensor([1.0, 2.0])})
     log.close()
     (run,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    words = (b"train/loss", b"a/run", b"one", b"two", b"ppo")
+    words = (b"train/loss", b"a/run", b"one", b"two", b"ppo", b"sweeping", b"first, and last")
     deadline = time.monotonic() + 20
     while not all(w in run.read_bytes() for w in words) and time.monotonic() < deadline:
         time.sleep(0.1)  # wandb's own process may still be writing when `finish` returns, on a busy machine
@@ -271,3 +276,42 @@ def test_wandb_online_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="wandb login"):
         require(LogConfig(wandb=True))
     assert require(LogConfig(wandb=True, wandb_mode="offline")) is wandb
+
+
+def test_further_arguments_of_wandb_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    asked: list[dict[str, Any]] = []
+
+    class Run:
+        def finish(self) -> None:
+            pass
+
+    def init(name: Any = None, notes: Any = None, force: Any = None, mode: Any = None, **more: Any) -> Run:
+        asked.append({"name": name, "notes": notes, "force": force, "mode": mode})
+        return Run()
+
+    monkeypatch.setattr(wandb, "init", init)
+    for args, name, notes, force in (("", "a/run", None, None), ("notes=a b,force=true,name=mine", "mine", "a b", True)):
+        asked.clear()
+        logger(tmp_path, LogConfig(tensorboard=False, wandb=True, wandb_mode="offline", wandb_args=args)).close()
+        assert asked[-1] == {"name": name, "notes": notes, "force": force, "mode": "offline"}
+        assert [x["mode"] for x in asked[:-1]] == ["disabled"] * bool(args)  # tried first
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("nots=a", r"'nots=a', and init takes no 'nots' \(did you mean 'notes'\?\): it takes entity, .*"),
+        ("project=a", "'project=a', and 'project' is not to be given there: take --log.wandb-project"),
+        ("dir=a", "'dir=a', and 'dir' is not to be given there: it is the run's own"),
+        ("save_code=maybe", "'save_code=maybe', which W&B does not take: .*Input should be a valid boolean.*"),
+        ("notes", "'notes': it takes name=value,name=value"),
+    ],
+)
+def test_further_arguments_of_wandb_that_are_wrong(args: str, sentence: str, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    log = {"wandb": True, "wandb_mode": "offline", "wandb_args": args}
+    with pytest.raises(UserError) as e:
+        shoal.train("ippo", "simple", log=log, out=tmp_path / "r", quiet=True)
+    assert re.fullmatch(f"--log.wandb-args is {sentence}\\.", str(e.value))
+    assert not (tmp_path / "r").exists()

@@ -226,3 +226,48 @@ def test_value_is_the_sum_of_errors_of_the_living(fused: bool) -> None:
         out, mean = losses.value(value, old, target, mask, clip, huber, fused)
         near(out, total)
         near(mean["value_loss"], total / 2)
+
+
+# --- agent by agent ---
+
+
+def test_means_are_of_all_and_sums_of_each_agent() -> None:
+    """Two steps of two agents: 1 2, and 3 of the first alone. The mean is 2; the first has 4 of 2, the second 2 of 1."""
+    x, mask = torch.tensor([[1.0, 2.0], [3.0, NAN]], requires_grad=True), torch.tensor([[True, True], [True, False]])
+    plain = losses.means({"x": x}, mask)
+    assert list(plain) == ["x"]
+    assert list(losses.means({"team": x[:, :1]}, mask[:, :1], 2)) == ["team"]  # one value of two agents is not told apart
+    out = losses.means({"x": x}, mask, 2)
+    near(out["x"], 2.0)
+    near(plain["x"], 2.0)
+    assert out["x/each"].tolist() == [[4.0, 2.0], [2.0, 1.0]]
+    assert not out["x/each"].requires_grad
+    assert losses.agent_sums({"x": x[:1]}, None, 2)["x/each"].tolist() == [[1.0, 2.0], [1.0, 1.0]]
+    assert losses.agent_sums({"x": x[0]}, None, 2)["x/each"].tolist() == [[1.0, 2.0], [1.0, 1.0]]  # a number an agent
+
+
+@pytest.mark.parametrize("fused", KINDS)
+def test_losses_of_each_agent_are_those_of_its_own_samples(fused: bool) -> None:
+    """The samples of above as two steps of two agents: ratios 1.5 and 0.9, and 1.5 and that of the dead."""
+    mask, old, zero = torch.tensor(ALIVE).view(2, 2), torch.zeros(2, 2), torch.zeros(())
+    log_prob, a, h = (torch.tensor(x).view(2, 2) for x in (torch.tensor(RATIO).log().tolist(), A, H))
+    total, means = losses.ppo(log_prob.requires_grad_(), h, old, a, mask, 0.2, 0.1, fused, 2)
+    same, alone = losses.ppo(log_prob, h, old, a, mask, 0.2, 0.1, fused)
+    assert torch.equal(total, same)
+    assert all(torch.equal(x, means[k]) for k, x in alone.items())
+    near(means["policy_loss/each"].flatten(), [-2.4 + 3, -1.8, 2, 1])
+    near(means["entropy/each"].flatten(), [2.0, 1, 2, 1])
+    near(means["clip_fraction/each"].flatten(), [2.0, 0, 2, 1])
+    near(means["kl/each"].flatten(), [2 * (0.5 - math.log(1.5)), -0.1 - math.log(0.9), 2, 1])
+    _, means = losses.value(zero + log_prob.new_tensor([[1.0, 2], [3, 9]]), old, old, mask, None, None, fused, 2)
+    near(means["value_loss"], (0.5 + 2 + 4.5) / 3)
+    near(means["value_loss/each"].flatten(), [5.0, 2, 2, 1])
+    assert not any(x.requires_grad for x in means.values())
+
+
+def test_steps_are_averaged_and_agents_sums_added_up() -> None:
+    steps = [{"x": torch.tensor(1.0), "x/each": torch.tensor([[1.0, 0], [1, 0]])}]
+    steps += [{"x": torch.tensor(4.0), "x/each": torch.tensor([[2.0, 10], [1, 2]])}]
+    for out, x in ((losses.mean_of_steps(steps), 2.5), (losses.weighted_means(steps, [1, 3]), 3.25)):
+        near(out["x"], x)
+        assert out["x/each"].tolist() == [[3.0, 10], [2, 2]]

@@ -114,7 +114,7 @@ def test_a_scheduler_of_the_users_own_derives_from_pytorchs(tmp_path: Path) -> N
         ("SequentialLR:schedulers=[]", "PyTorch has no 'SequentialLR'"),
         ("evil:x=1", "PyTorch has no 'evil'"),
         ("StepLR:step_size=1,**{'gamma':0.5}", "arguments are name=number"),
-        ("StepLR:step_size=1,step_size=2", "arguments are name=number"),
+        ("StepLR:step_size=1,step_size=2", "it has 'step_size' twice"),
     ],
 )
 def test_a_scheduler_that_cannot_be_made_is_a_sentence(text: str, words: str) -> None:

@@ -25,6 +25,10 @@ def apart(run):
     return {p.name: {f.name for f in p.iterdir()} for p in folder.iterdir()} if folder.exists() else None
 
 
+def load(run, file, name="last"):
+    return torch.load(run.checkpoints / "nets" / name / f"{file}.pt", weights_only=True)
+
+
 def steps(*numbers):
     return {f"step-{n:012d}" for n in numbers}
 
@@ -36,7 +40,7 @@ def assert_equal_the_checkpoints(run, prefixes):
         assert files == {f"{g}.{net}.pt" for g in state for net in prefixes}
         for g, weights in state.items():
             for net, prefix in prefixes.items():
-                mine = torch.load(run.checkpoints / "nets" / name / f"{g}.{net}.pt", weights_only=True)
+                mine = load(run, f"{g}.{net}", name)["net"]
                 theirs = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
                 assert mine.keys() == theirs.keys()
                 assert mine
@@ -47,7 +51,7 @@ def test_every_checkpoint_has_them(tmp_path):
     run = train(tmp_path / "r", "--save.nets", "true", world="simple_tag")
     assert apart(run).keys() == {"last", "best"} | steps(96, 120)
     assert_equal_the_checkpoints(run, {"actor": "actor.", "critic": "critic."})
-    one, other = (torch.load(run.checkpoints / "nets" / k / "agent.actor.pt") for k in steps(96, 120))
+    one, other = (load(run, "agent.actor", k)["net"] for k in steps(96, 120))
     assert any(not torch.equal(one[k], other[k]) for k in one)
     assert not list(run.path.rglob("*.part"))
 
@@ -83,7 +87,7 @@ class Counts(nn.Module):
 def test_what_a_module_counts_is_in_them(tmp_path):
     run = train(tmp_path / "r", "--save.nets", "true", "--net.module", "test_nets_apart:Counts")
     assert_equal_the_checkpoints(run, {"actor": "actor.", "critic": "critic."})
-    assert torch.load(run.checkpoints / "nets" / "last" / "agents.actor.pt", weights_only=True)["net.body.count"] > 0
+    assert load(run, "agents.actor")["net"]["net.body.count"] > 0
 
 
 def test_they_fit_the_nets_they_are_of(tmp_path):
@@ -91,7 +95,7 @@ def test_they_fit_the_nets_they_are_of(tmp_path):
     learnt = shoal.load(run, "last").players.algorithms[0]
     for net in ("actor", "critic"):
         file = run.checkpoints / "nets" / "last" / f"agents.{net}.pt"
-        getattr(learnt, net).load_state_dict(torch.load(file, weights_only=True))
+        getattr(learnt, net).load_state_dict(load(run, f"agents.{net}")["net"])
         size = sum(p.numel() for p in getattr(learnt, net).parameters()) * 4
         assert size < file.stat().st_size < size + 10_000  # itself, and not all that it shares memory with
 

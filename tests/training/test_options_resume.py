@@ -36,8 +36,12 @@ class Halves(LRScheduler):
 
 
 class Bound(Running):
+    def __init__(self, *shape, bound=1.0, **more):
+        super().__init__(*shape, **more)
+        self.bound = bound
+
     def normalise(self, x, clip=None):
-        return super().normalise(x, 1.0 if clip else None)
+        return super().normalise(x, self.bound if clip else None)
 
 
 class Mine(nn.Module):
@@ -177,7 +181,12 @@ CASES = [
     *each("algo.normalise_value", [False]),
     *each("algo.normalise_obs", [False]),
     *each("algo.normalise_reward", [True]),
-    *each("algo.normaliser", ["{mine}/mine.py:Bound"]),
+    *each("algo.normaliser", ["{mine}/mine.py:Bound", "{mine}/mine.py:Bound:bound=0.5"]),
+    *each("algo.normalise_state", [False]),
+    *each("algo.normalise_state", [False], "{mine}/stated.py"),
+    *each("algo.normalise_state", [True], "probe_deaths", algo__normalise_obs=False),
+    *each("algo.state_normaliser", ["{mine}/mine.py:Bound:bound=0.5"]),
+    *each("algo.state_normaliser", ["{mine}/mine.py:Bound:bound=0.5"], "{mine}/stated.py", algo__critic_input="agent"),
     *each("algo.reward_scale", [0.1]),
     *each("algo.shaper", ["{mine}/mine.py:fading"]),
     *each("algo.squash", [True], "probe_copy"),
@@ -265,6 +274,7 @@ EVERYTHING = {
     "algo.lr_kl_most": 5e-3,
     "algo.normalise_reward": True,
     "algo.normaliser": "{mine}/mine.py:Bound",
+    "algo.state_normaliser": "{mine}/mine.py:Bound:bound=0.5",
     "algo.reward_scale": 0.1,
     "algo.shaper": "{mine}/mine.py:fading",
     "algo.squash": True,
@@ -303,6 +313,7 @@ APART = {
     "algo.critic_input",  # not with attention over agents
     "algo.normalise_value",  # or no normaliser to be replaced
     "algo.normalise_obs",
+    "algo.normalise_state",
     "net.trunk",  # a net of both has no critic of its own
     "net.convolutions",  # images
     "net.module",  # has no layers to normalise

@@ -18,6 +18,7 @@ import shoal
 from shoal.log.logger import read_remarks
 from shoal.nets.norm import Running
 from shoal.ops.returns import most_return, steps_that_count
+from shoal.spec import UserError
 from shoal.training.hooks import Hook
 from shoal.training.loop import Loop
 from shoal.training.overestimation import Overestimation
@@ -264,6 +265,19 @@ def test_an_older_run_has_counted_nothing_and_names_nothing(tmp_path: Path) -> N
     limits = Run(path).load("last")["return_limits"]
     assert all(float(x["seen"]["reward"]) == math.inf for x in limits.values())
     assert limits
+
+
+@pytest.mark.parametrize(("name", "value"), [("count", math.nan), ("count", 0.0), ("count", -1.0), ("unit", math.inf)])
+def test_sums_that_are_no_numbers_are_refused(name: str, value: float, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(OLDER / "matd3", tmp_path / "matd3"))
+    shoal.resume(run, steps=404, quiet=True)  # an older run has none
+    state = run.load("last")
+    seen = state["return_limits"]["agents"]["seen"]
+    seen[name].fill_(value)
+    seen["size"].clamp_(min=1)
+    torch.save(state, run.checkpoints / "last.pt")
+    with pytest.raises(UserError, match=r"does not fit its run: the sums of the rewards of 'agents' are no numbers\."):
+        shoal.resume(run, steps=500, quiet=True)
 
 
 def test_lines_that_are_no_remarks_are_left_out(tmp_path: Path) -> None:

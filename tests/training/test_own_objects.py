@@ -30,11 +30,15 @@ class Schedule:
 
 
 class Normaliser(Running):
+    def __init__(self, *shape, by):
+        super().__init__(*shape)
+        self.by = by * FACTOR
+
     def normalise(self, x, clip=None):
-        return super().normalise(x, clip) * FACTOR
+        return super().normalise(x, clip) * self.by
 
     def denormalise(self, x):
-        return super().denormalise(x / FACTOR)
+        return super().denormalise(x / self.by)
 
 
 class Module(nn.Module):
@@ -53,7 +57,7 @@ OPTIONS = {
     "algo.lr_schedule": "Schedule",
     "algo.entropy_schedule": "Schedule",
     "algo.clip_schedule": "Schedule",
-    "algo.normaliser": "Normaliser",
+    "algo.normaliser": "Normaliser:by=2,",
     "algo.shaper": "shaper",
     "net.module": "Module",
 }
@@ -118,6 +122,7 @@ def test_a_file_is_copied_once(here):
     assert copy.read_text() == MINE
     assert copy.parts[-4:-2] == ("code", "objects")
     names = Run("r").settings.players["agents"]
+    assert names["algo"]["normaliser"] == f"{copy}:Normaliser:by=2,"
     assert {names["algo"][k] for k in ("lr_schedule", "entropy_schedule", "clip_schedule")} == {f"{copy}:Schedule"}
     assert (names["algo"]["shaper"], names["net"]["module"]) == (f"{copy}:shaper", f"{copy}:Module")
     original = json.loads((run.path / "config.json").read_text())["players"]["agents"]["net"]["module"]
@@ -339,6 +344,8 @@ WRONG = '''"""Objects that will not do."""
 import torch
 from torch import nn
 
+from shoal.nets.norm import Running
+
 seven = 7
 
 
@@ -384,6 +391,15 @@ class Still(Mute):
         return x[..., :1].expand(*x.shape[:-1], self.width)
 
 
+class Asks(Running):
+    def __init__(self, *shape, by):
+        super().__init__(*shape)
+        self.by = by
+
+    def normalise(self, x, clip=None):
+        return x * (self.by + 1)
+
+
 class Plain:
     def __init__(self, *shape):
         self.mean = 0.0
@@ -399,7 +415,10 @@ class Plain:
 '''
 NOT = {
     **{option: ["Nobody", "seven", "Bare", "Takes", "Says"] for option in OPTIONS if "schedule" in option},
-    "algo.normaliser": ["Nobody", "seven", "Bare", "Takes", "Mute", "Plain"],
+    "algo.normaliser": [
+        *("Nobody", "seven", "Bare", "Takes", "Mute", "Plain", "Mute:3", "seven:x=1"),
+        *("Asks", "Asks:bye=1", "Asks:by", "Asks:by=one", "Asks:by='one'", "Asks:by=1,by=2", "Asks:by=1,width=2", "Asks:by=("),
+    ],
     "algo.shaper": ["Nobody", "seven", "Bare"],
     "net.module": ["Nobody", "seven", "Bare", "Takes", "Mute", "Pair", "Wide", "Still"],
 }
@@ -417,3 +436,11 @@ def test_what_will_not_do_is_a_sentence_and_no_folder(capsys, here, option, name
     assert err.rstrip().endswith(".")
     assert f"wrong.py:{name}" in err or "nothing to learn" in err or "the shaper of 'agents'" in err
     assert not (here / "r").exists()
+
+
+def test_arguments_of_a_normaliser_that_are_wrong_say_what_is_near(capsys, here):
+    (here / "code" / "wrong.py").write_text(WRONG)
+    flags = ["--algo.state-normaliser", "code/wrong.py:Asks:bye=1", "--out", "r"]
+    assert main(["train", "mappo", "simple_spread", *FLAGS, *flags]) == 2
+    said = "--algo.state-normaliser is code/wrong.py:Asks:bye=1, and Asks takes no 'bye' (did you mean 'by'?): it takes by."
+    assert capsys.readouterr().err == f"shoal: {said}\n"

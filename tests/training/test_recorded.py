@@ -137,6 +137,7 @@ TAG: dict[str, Any] = {"env": "simple_tag", **ACTS}
         ({"algo": "ddpg", **TAG}, [True, True]),
         ({"algo": "ddpg", "net": {"module": "{}/own.py:Own"}, **TAG}, [False, False]),
         ({"algo": "ddpg", "normaliser": "{}/own.py:Norm", **TAG}, [False, False]),
+        ({"algo": "maddpg", "state_normaliser": "{}/own.py:Norm", **TAG}, [False, False]),
         ({"algo": "ddpg", "team": {"agent": "{}/mine.py"}, **TAG}, [True, False]),
         ({"algo": "maddpg", "team": {"agent": "{}/mine.py"}, **TAG}, [False, False]),  # who asks a user's
     ],

@@ -58,4 +58,4 @@ class A2C(OnPolicy):
         return self.finish(samples, [{**step_metrics, **critic_metrics}], metrics)
 
     def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:
-        return losses.a2c(log_prob, entropy, batch.advantage, batch.active, self.entropy_weight)
+        return losses.a2c(log_prob, entropy, batch.advantage, batch.active, self.entropy_weight, self.metric_agents)

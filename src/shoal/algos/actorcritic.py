@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Seat
+from shoal.algos.base import Acted, Seat, StateConfig
 from shoal.algos.checks import bounded
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.offpolicy import OffPolicy, ReplayConfig
@@ -49,7 +49,7 @@ class ActorCritic(OffPolicy, ABC):
     value_metric = "predictQ"
 
     @dataclass(frozen=True)
-    class Config(ReplayConfig):
+    class Config(StateConfig, ReplayConfig):
         rules: ClassVar[defaults.Rules] = {
             **ReplayConfig.rules,
             "random_steps": defaults.warm,
@@ -246,14 +246,16 @@ class ActorCritic(OffPolicy, ABC):
         return 1 + self.due
 
     def _when_due(self, update_actor: Callable[[Tensor | None], Metrics]) -> Metrics:
-        """The actor's step, once in `delay` updates; in between its metrics stay what they were. Where `variant` has looked
-        whether it is due, nothing is computed in vain."""
+        """The actor's step, once in `delay` updates; in between its metrics stay what they were, and agents have none. Where
+        `variant` has looked whether it is due, nothing is computed in vain."""
         due = (self.target.updates + 1) % self.config.delay == 0
         known, self.due = self.due, None
+        apart = {}
         if known is not False:
             metrics = update_actor(due)
             self.held.copy_(torch.stack([metrics[k] for k in self.actor_metrics]).where(due, self.held))
-        return dict(zip(self.actor_metrics, self.held.clone().unbind(), strict=True))
+            apart = {k: x.where(due, 0) for k, x in metrics.items() if k.endswith(losses.EACH)}
+        return {**dict(zip(self.actor_metrics, self.held.clone().unbind(), strict=True)), **apart}
 
     def _target_value(self, samples: Samples, noise: dict[str, Any], now: bool = False) -> Tensor:
         """[T, B, N] the value of the next frames by the target critics; or of these (`now`), where agents wait for turns."""
@@ -287,9 +289,7 @@ class ActorCritic(OffPolicy, ABC):
         norm = self.critic_optimiser.descend(losses.masked_sum(loss, mask), losses.active_count(loss, mask))
         error, q_t = (target - q_t.detach()).abs().mean(0), q_t.detach().mean(0)
         return {
-            "loss_critic": losses.masked_mean(loss.detach(), mask),
-            "td_error": losses.masked_mean(error, mask),
-            "predictQ": losses.masked_mean(q_t, mask),
+            **self.metric_means({"loss_critic": loss, "td_error": error, "predictQ": q_t}, mask),
             "grad_norm_critic": norm,
             **({"priority": values.td_priority(error, mask)} if self.config.prioritised else {}),
         }
@@ -309,8 +309,7 @@ class ActorCritic(OffPolicy, ABC):
         metrics = {k: self.learnt(x.detach()) for k, x in metrics.items()}
         self.update_temperature(metrics, mask, due)
         return {
-            "loss_actor": losses.masked_mean(loss.detach(), mask),
-            **{k: losses.masked_mean(x, mask) for k, x in metrics.items()},
+            **self.metric_means({"loss_actor": loss, **metrics}, mask),
             "grad_norm_actor": norm,
         }
 

@@ -25,7 +25,7 @@ from shoal.algos.optimiser import TAKES, Optimiser, OptimiserName, StepRule
 from shoal.nets.config import NetConfig
 from shoal.nets.layers import MLP
 from shoal.nets.norm import Running
-from shoal.ops import schedules
+from shoal.ops import losses, schedules
 from shoal.ops.schedules import Now
 from shoal.ops.values import as_vector
 from shoal.spec import Batch, EnvSpec, Frame, UserError, View
@@ -94,9 +94,9 @@ class LearnerConfig:
         0.0  # times a weight: what adamw takes off at each step, times the rate, and the others add to the gradient
     )
     grad_clip: float | None = 10.0  # norm beyond which gradients are scaled down; none: never
-    normalise_obs: bool = True  # observations and states of mean 0 and deviation 1, by running statistics
+    normalise_obs: bool = True  # observations of mean 0 and deviation 1, by running statistics
     normalise_reward: bool = False  # rewards divided by their running root mean square
-    normaliser: str | None = None  # your own in place of the running one: package.module:Class or file.py:Class
+    normaliser: str | None = None  # your own in place of the running one: package.module:Class, or file.py:Class:clip=5
     reward_scale: float = 1.0  # rewards are multiplied by it before anything is learnt; reported returns stay raw
     shaper: str | None = None  # your own function (reward, obs, step, steps) -> reward, as module:name or file.py:name
 
@@ -115,6 +115,14 @@ class LearnerConfig:
     def step_rule(self) -> StepRule:
         given = {k: getattr(self, k) for k in TAKES[self.optimiser] if getattr(self, k) is not None}
         return StepRule(self.optimiser, **{**({"beta2": 0.99} if self.optimiser == "rmsprop" else {}), **given})
+
+
+@dataclass(frozen=True)
+class StateConfig:
+    """Settings, beside those of all who learn, of those with critics or a mixer that may see more than an agent does."""
+
+    normalise_state: bool | None = None  # normalise_obs for what is seen of the team or the world; none: the same
+    state_normaliser: str | None = None  # the normaliser of what is seen of the team or the world; none: the same
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,7 @@ class Algorithm(nn.Module, ABC):
 
     id: str = ""  # the name it was asked for by
     as_one: bool = False  # its agents have one value, their team's, in which the dead count as nothing
+    metric_agents: int | None = None  # of how many agents metrics are told apart (`--log.agents`); none: they are not
     remark: str | None = None  # a sentence for whoever starts a run: what a setting costs
     burn_in: int = 0  # steps at the beginning of a sequence that only bring memory up to date
     feed: Rollout | Replay
@@ -252,6 +261,10 @@ class Algorithm(nn.Module, ABC):
 
     @abstractmethod
     def update(self, samples: Samples) -> dict[str, Tensor]: ...
+
+    def metric_means(self, each: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """For `update` to return: the mean of each [..., N] over who is active, and where asked for what is each agent's."""
+        return losses.means(each, mask, self.metric_agents)
 
     def most_bonus(self) -> Tensor | None:
         """What values count beside each step's reward, at most."""

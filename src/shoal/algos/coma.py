@@ -63,7 +63,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, rollout_of
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Replay, Rollout, Seat, StateConfig, rollout_of
 from shoal.algos.checks import bounded
 from shoal.algos.observations import Observations, scope_width
 from shoal.algos.samples import Samples
@@ -95,7 +95,7 @@ class COMA(Algorithm):
     net_defaults = {"hidden": (128, 128), "activation": "relu", "gain": 1.0, "share": "none"}
 
     @dataclass(frozen=True)
-    class Config(LearnerConfig):
+    class Config(StateConfig, LearnerConfig):
         rules: ClassVar[defaults.Rules] = {
             **LearnerConfig.rules,
             "rollout": defaults.half_episode,
@@ -378,8 +378,8 @@ class COMA(Algorithm):
             norm = self.critic_optimiser.descend(losses.masked_sum(error, mask), count)
             self.target.follow(count > 0)
             value = value.detach()
-            each = {"critic_loss": error.detach(), "td_error": (goal - value).abs(), "q": self._denormalised(value)}
-            metrics.append({**{k: losses.masked_mean(x, mask) for k, x in each.items()}, "grad_norm_critic": norm})
+            each = {"critic_loss": error, "td_error": (goal - value).abs(), "q": self._denormalised(value)}
+            metrics.append({**self.metric_means(each, mask), "grad_norm_critic": norm})
             counts.append(count)
         q_t = {g: self._denormalised(torch.cat(xs[::-1])) for g, xs in predicted.items()}
         return q_t, losses.weighted_means(metrics, counts)
@@ -407,10 +407,12 @@ class COMA(Algorithm):
             total.append(losses.masked_sum(loss - self.entropy_weight * entropy, mask))
             counts.append(mask.sum())
             each = {"policy_loss": loss, "entropy": entropy, "advantage": advantage.abs()}
-            metrics.append({k: losses.masked_mean(x.detach(), mask) for k, x in each.items()})
+            metrics.append(losses.means(each, mask, self.metric_agents and self.spec[g].n))
         count = torch.stack(counts).sum()
         norm = self.actor_optimiser.descend(torch.stack(total).sum(), count)
-        return {**{k: torch.stack([m[k] for m in metrics]).mean() for k in metrics[0]}, "grad_norm_actor": norm}
+        means = {k: torch.stack([m[k] for m in metrics]).mean() for k in metrics[0] if not k.endswith(losses.EACH)}
+        apart = {k: torch.cat([m[k] for m in metrics], 1) for k in metrics[0] if k not in means}
+        return {**means, **apart, "grad_norm_actor": norm}
 
     def values(self, frame: Frame) -> Tensor:
         """The last actions are taken to be the same as those of now."""

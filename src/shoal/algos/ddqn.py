@@ -147,7 +147,9 @@ class DDQN(OffPolicy):
 
     @property
     def nets(self) -> dict[str, nn.Module]:
-        return {"values": self.online, "target": self.target.module, **({} if self.mixer is None else {"mixer": self.mixer})}
+        target: Any = self.target.module
+        mixers = {} if self.mixer is None else {"mixer": self.mixer, "target_mixer": target["mixer"]}
+        return {"values": self.online, "target_values": target["agents"], **mixers}
 
     # --- acting ---
 
@@ -224,9 +226,7 @@ class DDQN(OffPolicy):
         self.target.follow()
         error = (target - q_t).detach()
         return {
-            "td_loss": losses.masked_mean(loss.detach(), mask),
-            "td_error": losses.masked_mean(error.abs(), mask),
-            "q": losses.masked_mean(q_t.detach(), mask),
+            **self.metric_means({"td_loss": loss, "td_error": error.abs(), "q": q_t}, mask),
             "epsilon": self.epsilon.clone(),
             "learning_rate": self.optimiser.rate.clone(),
             "target_lag": self.target.lag(),

@@ -7,6 +7,9 @@
 Agents that are not alive are zeros in a team's or the world's; their own observation is finite, or zeros where values of the
 dead are learnt (`after_death`). `critic_input` "agent" puts an agent's own observation beside that, for each agent: its id
 follows in the net. Statistics are saved with the weights, and move when `update` is called.
+
+What is a team's or the world's is called the state here: `normalise_state` and `state_normaliser` are for it alone. Where they
+ask for the same as `normalise_obs` and `normaliser`, observations that are joined to a state are normalised once, for both.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from shoal.spec import EnvSpec, Frame, Group, UserError, View
 from shoal.tree import cat_groups, tree_map, where_rows
 
 Scope = Literal["own", "team", "world"]
+STATE_SETTINGS = ("normalise_state", "state_normaliser")  # see `StateConfig`
 CriticInput = Literal["state", "joined", "agent"]
 Cache = dict[str, Any]  # group -> what was normalised already of a frame
 
@@ -60,7 +64,12 @@ class Observations(nn.Module):
     ):
         super().__init__()
         spec, groups, net = owner.spec, owner.groups if groups is None else groups, net or owner.net
-        normalise, make = owner.config.normalise_obs, normaliser(owner.config.normaliser)
+        c = owner.config
+        normalise, make = c.normalise_obs, normaliser(c.normaliser)
+        normalise_state, own = (getattr(c, name, None) for name in STATE_SETTINGS)
+        normalise_state = normalise if normalise_state is None else normalise_state
+        state_make = make if own is None else normaliser(own, "--algo.state-normaliser")
+        apart = normalise_state != normalise or own not in (None, c.normaliser)
         self.zero_dead = owner.returns_after_death if zero_dead is None else zero_dead
         self.spec, self.groups, self.scope, self.input_kind, self.net = spec, groups, scope, critic_input, net
         self.agents = tuple(a for g in groups for a in spec[g].agents)
@@ -86,10 +95,11 @@ class Observations(nn.Module):
         own_pictures = images_of(spec[groups[0]].obs) and not self.shares_trunk  # of which the actor's net makes numbers
         if self.central and critic_input == "agent" and (pictures or own_pictures):
             raise UserError("--algo.critic-input agent does not take pictures: take state or joined.")
-        seen = () if self.sees_state and not self.attends_agents else self.around
-        normalised = {*groups, *(g.name for g in seen)} if normalise else ()
+        worlds_own = self.sees_state and not self.attends_agents
+        joined = self.around if self.central and not worlds_own else ()
+        normalised = {*groups, *(g.name for g in joined if not apart)} if normalise else ()
         tied = self.attends("actor") or (not self.central and self.attends("critic"))
-        if tied and normalise and not (isinstance(make, type) and issubclass(make, Running)):
+        if tied and normalise and not (isinstance(make.func, type) and issubclass(make.func, Running)):
             raise UserError("--net.attention takes no --algo.normaliser but one that derives from shoal.nets.norm.Running.")
         self.norms = nn.ModuleDict(
             {
@@ -98,8 +108,10 @@ class Observations(nn.Module):
                 if g.name in normalised and (n := vector_width(g.obs))
             }
         )
-        state_size = spec.state if normalise and self.sees_state and not self.attends_agents else None
-        self.state_norm = make(state_size) if state_size else None
+        state_size = spec.state if normalise_state and worlds_own else None
+        self.state_norm = state_make(state_size) if state_size else None
+        widths = {g.name: vector_width(g.obs) for g in joined if normalise_state}
+        self.joined_norms = nn.ModuleDict({g: state_make(n) for g, n in widths.items() if n}) if joined and apart else None
 
     # --- nets that fit ---
 
@@ -151,7 +163,7 @@ class Observations(nn.Module):
             return self.actor_input(frame, cache)
         if self.joins:
             views = [(g, frame[g.name]) for g in self.around]
-            return {g.name: (self._own(view, g, cache), view.alive if g.mortal else None) for g, view in views}
+            return {g.name: (self._own(view, g, cache, True), view.alive if g.mortal else None) for g, view in views}
         state = self._state(frame.state) if self.sees_state and frame.state is not None else self._joined(frame, cache)
         if self.input_kind != "agent":
             return state
@@ -169,13 +181,13 @@ class Observations(nn.Module):
         """[..., S] the observations of all agents in scope, side by side; zeros where an agent is not alive."""
         parts = []
         for g in self.around:
-            obs = self._normalised(frame[g.name], g, cache)
+            obs = self._normalised(frame[g.name], g, cache, True)
             parts.append((torch.where(frame[g.name].alive[..., None], obs, 0) if g.mortal else obs).flatten(-2))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _own(self, view: View, group: Group, cache: Cache | None) -> Any:
+    def _own(self, view: View, group: Group, cache: Cache | None, joined: bool = False) -> Any:
         """A group's normalised observations."""
-        obs = self._normalised(view, group, cache)
+        obs = self._normalised(view, group, cache, joined)
         return self._without_dead(obs, view) if group.mortal else obs
 
     def _without_dead(self, obs: Any, view: View) -> Any:
@@ -188,13 +200,16 @@ class Observations(nn.Module):
         vector = vector.where(view.alive[..., None], vector.nan_to_num(0, 0, 0))
         return vector if isinstance(obs, Tensor) else {**obs, VECTOR: vector}
 
-    def _normalised(self, view: View, group: Group, cache: Cache | None) -> Any:
-        """[..., N, *O] -> float [..., N, width], normalised; images stay as they are, beside it."""
+    def _normalised(self, view: View, group: Group, cache: Cache | None, joined: bool = False) -> Any:
+        """[..., N, *O] -> float [..., N, width], normalised; images stay as they are, beside it. `joined`: of a state."""
+        norms = self.norms
+        if joined and self.joined_norms is not None:
+            norms, cache = self.joined_norms, None
         if cache is not None and group.name in cache:
             return cache[group.name]
         vector, images = parts_of(view.obs, group)
-        if vector is not None and group.name in self.norms:
-            vector = cast(Running, self.norms[group.name]).normalise(vector, CLIP)
+        if vector is not None and group.name in norms:
+            vector = cast(Running, norms[group.name]).normalise(vector, CLIP)
         out = vector if not images else images if vector is None else {VECTOR: vector, **images}
         if cache is not None:
             cache[group.name] = out
@@ -202,12 +217,23 @@ class Observations(nn.Module):
 
     def update(self, frame: Frame, filled: Tensor | None = None) -> None:
         """Let the statistics move by what was seen; `filled` [T, B]: the steps that count, none: all."""
-        for g in self.spec.groups:
-            if g.name in self.norms:
+        for norms in (self.norms, self.joined_norms or nn.ModuleDict()):
+            for g in (g for g in self.spec.groups if g.name in norms):
                 view = frame[g.name]
                 seen = view.alive if g.mortal else None
                 if filled is not None:
                     seen = view.alive & filled[..., None]
-                cast(Running, self.norms[g.name]).update(parts_of(view.obs, g)[0], seen)  # type: ignore[arg-type]
+                cast(Running, norms[g.name]).update(parts_of(view.obs, g)[0], seen)  # type: ignore[arg-type]
         if self.state_norm is not None and frame.state is not None:
             self.state_norm.update(frame.state, filled)
+
+
+def refuse_without_state(learner: Algorithm) -> None:
+    """Refuse settings for a state where nobody sees one."""
+    c, seen = learner.config, [m for m in learner.modules() if isinstance(m, Observations)]
+    for name in STATE_SETTINGS:
+        if getattr(c, name, None) is not None and not any(x.central for x in seen):
+            raise UserError(
+                f"--algo.{name.replace('_', '-')} is for critics that see more than their own: take --algo.critic team or "
+                "world."
+            )

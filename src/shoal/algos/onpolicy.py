@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from shoal.algos import defaults
-from shoal.algos.base import Acted, Algorithm, LearnerConfig, Seat, rollout_of
+from shoal.algos.base import Acted, Algorithm, LearnerConfig, Seat, StateConfig, rollout_of
 from shoal.algos.checks import bounded, trunk_fits
 from shoal.algos.observations import CriticInput, Observations, Scope
 from shoal.algos.recurrence import add_memory, remember_policy
@@ -80,7 +80,7 @@ class Minibatch:
 
 class OnPolicy(Algorithm, ABC):
     @dataclass(frozen=True)
-    class Config(LearnerConfig):
+    class Config(StateConfig, LearnerConfig):
         rules: ClassVar[defaults.Rules] = {
             **LearnerConfig.rules,
             "gamma": defaults.far_gamma,
@@ -311,6 +311,9 @@ class OnPolicy(Algorithm, ABC):
             batch = replace(batch, advantage=losses.normalise(batch.advantage, batch.active))
         loss, metrics = self.actor_loss(log_prob, entropy, batch)
         metrics["entropy_loss"] = -self.entropy_weight * metrics["entropy"]
+        if self.metric_agents is not None:
+            lost = {"entropy_loss": -self.entropy_weight * entropy}
+            metrics |= losses.agent_sums(lost, batch.active, self.metric_agents)
         if isinstance(self.space, Box):
             metrics["std"] = self.actor.log_std.detach().exp().mean()
         if self.kl_stop is not None:
@@ -348,7 +351,8 @@ class OnPolicy(Algorithm, ABC):
     def critic_loss(self, value: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics, Any]:
         """The sum of the values' errors, their mean, and how many they are."""
         c, mask = self.config, batch.valued
-        loss, metrics = losses.value(value, batch.value, batch.target, mask, self.value_clip, c.huber, self.kernels)
+        how = self.value_clip, c.huber, self.kernels, self.metric_agents
+        loss, metrics = losses.value(value, batch.value, batch.target, mask, *how)
         return loss if c.value_weight == 1 else loss * c.value_weight, metrics, losses.active_count(value, mask)
 
     @torch.no_grad()
@@ -359,8 +363,7 @@ class OnPolicy(Algorithm, ABC):
             for mine, theirs in zip(self.target.buffers(), self.value_net.buffers(), strict=True):
                 mine.copy_(theirs)
         self.observations.update(samples.batch.frame, samples.batch.filled)
-        means = {k: torch.stack([s[k] for s in steps]).mean() for k in steps[0]}
-        return {**means, **metrics, "learning_rate": self.actor_optimiser.rate.clone()}
+        return {**losses.mean_of_steps(steps), **metrics, "learning_rate": self.actor_optimiser.rate.clone()}
 
     # --- values ---
 

@@ -24,7 +24,11 @@ Knobs, and what they do
   500. `time_limit` false takes what was cut off for the end, as some code does; values then depend on a clock that agents do
   not see. `reward_scale` and `normalise_reward` change what the critic must put out. A `shaper` changes what is paid:
   shaper(reward [T, B, N], obs, step, steps) -> reward, where step, a tensor, counts environment steps at the rollout's
-  beginning; reported returns stay raw. A `normaliser` of one's own is described in `nets/norm.py`.
+  beginning; reported returns stay raw.
+
+  What is seen. `normalise_obs` is for observations, `normalise_state` for what a critic sees of its team or the world, where
+  that is to be otherwise. A `normaliser` of one's own (`nets/norm.py`) takes the place of those of observations, state and
+  values, a `state_normaliser` that of the state's alone.
 
   Death. `after_death` says where the return of an agent that dies, or leaves, ends. own: with the agent. team: with its
   team's episode (it is over, or nobody of the team is left), so that what its death earns the others is its own gain. It then
@@ -228,7 +232,8 @@ class PPO(OnPolicy):
 
     def actor_loss(self, log_prob: Tensor, entropy: Tensor, batch: Minibatch) -> tuple[Tensor, Metrics]:
         old, advantage, active = batch.log_prob, batch.advantage, batch.active
-        return losses.ppo(log_prob, entropy, old, advantage, active, self.clip, self.entropy_weight, self.kernels)
+        how = self.clip, self.entropy_weight, self.kernels, self.metric_agents
+        return losses.ppo(log_prob, entropy, old, advantage, active, *how)
 
     def _adapt_rate(self, steps: list[Metrics], active: Tensor | None) -> None:
         """A learning rate that aims at a divergence an epoch. It stays where no step was taken, or from random actions."""

@@ -16,8 +16,9 @@ batches of 512 as well, the defaults, at -9.5, -9.6 and -9.8 (seeds 0 to 2), eac
 are and batches of 512 alone: -12.1, with copies every 1000. Copies every 500, all else as the defaults: -18.6.
 
 `mixer_width` is the width of the hidden layer, `hyper_width` that of the nets that make its weights. The state is the world's
-own or else all observations, normalised as they are. Agents of a team are paid alike: their mean reward, if
-need be (`--reward`). Other knobs and departures are those of `algos/ddqn.py`; teams that move in turn are refused.
+own or else all observations, normalised as they are (but see `normalise_state`, `state_normaliser`). Agents of a team are paid
+alike: their mean reward, if need be (`--reward`). Other knobs and departures are those of `algos/ddqn.py`; teams that move in
+turn are refused.
 
 Metrics, for each group: those of `algos/ddqn.py`
 """
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algos import defaults
+from shoal.algos.base import StateConfig
 from shoal.algos.checks import bounded
 from shoal.algos.ddqn import DDQN
 from shoal.algos.observations import Observations, scope_width
@@ -43,7 +45,7 @@ class QMIX(DDQN):
     reward, turns, unit = "common", False, "team"
 
     @dataclass(frozen=True)
-    class Config(DDQN.Config):
+    class Config(StateConfig, DDQN.Config):
         rules: ClassVar[defaults.Rules] = {**DDQN.Config.rules, "every": defaults.seldom}
 
         every: float | None = None  # environment steps for each update, as above; none: 40k updates a run, from 1 to 25

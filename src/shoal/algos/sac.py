@@ -177,4 +177,4 @@ class SAC(ActorCritic):
             self.alpha_optimiser.rate.fill_(self._critic_rate(now) * self.alpha_share)
 
     def update(self, samples: Samples) -> Metrics:
-        return {**super().update(samples), "alpha": self.alpha.mean()}
+        return {**super().update(samples), **self.metric_means({"alpha": self.alpha}, None)}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shoal.envs.spaces import lists
+from shoal.flags import lists
 from shoal.ids import near
 from shoal.spec import UserError
 

@@ -23,8 +23,9 @@ import numpy as np
 from shoal.envs.conversions import MASK, conversion
 from shoal.envs.pixels import PixelConfig, observer, picture_of
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, allow, kind_of, settings
+from shoal.envs.spaces import Moves, allow, kind_of
 from shoal.envs.vector import Host, HostConfig
+from shoal.flags import arguments
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
 
@@ -185,7 +186,7 @@ class Gymnasium(Host):
     @classmethod
     def row(cls, config: Any, drawn: bool = False) -> Row:
         gym = library(cls.library)
-        kwargs = settings(config.args, "--env.args")
+        kwargs = arguments(config.args, "--env.args")
         if config.horizon is not None:
             kwargs["max_episode_steps"] = config.horizon
         if drawn:

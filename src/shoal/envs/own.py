@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from shoal.envs import gymnasium, pettingzoo
 from shoal.envs.rows import Row
-from shoal.envs.spaces import settings
 from shoal.envs.vector import Host
+from shoal.flags import arguments
 from shoal.ids import own_object
 from shoal.spec import UserError
 
@@ -37,7 +37,7 @@ class Own(Host):
         make = own_object(config.id, "the environment")
         if not callable(make):
             raise UserError(f"{config.id} is {make!r:.60}: it must be a class or a function that makes an environment.")
-        kwargs = settings(config.args, "--env.args")
+        kwargs = arguments(config.args, "--env.args")
         try:
             drawing = drawn and "render_mode" in inspect.signature(make).parameters
             env = make(**kwargs, **({"render_mode": "rgb_array"} if drawing else {}))

@@ -46,8 +46,9 @@ from shoal.envs.conversions import MASK, conversion
 from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pixels import PixelConfig, Pixels, observer, picture_of
 from shoal.envs.rows import Row, Slots
-from shoal.envs.spaces import Moves, Observer, allow, kind_of, settings
+from shoal.envs.spaces import Moves, Observer, allow, kind_of
 from shoal.envs.vector import Host, HostConfig
+from shoal.flags import arguments
 from shoal.ids import near
 from shoal.spec import EnvSpec, Group, UserError
 
@@ -385,7 +386,7 @@ def imported(module: str) -> Any:
 
 def made(make: Any, config: Any, drawn: bool, inside: Any = None, **given: Any) -> Any:
     """What the library's function `make` gives for the user's `args` and what else is `given`. `inside` is what reads them."""
-    args = {**given, **({"render_mode": "rgb_array"} if drawn else {}), **settings(config.args, "--env.args")}
+    args = {**given, **({"render_mode": "rgb_array"} if drawn else {}), **arguments(config.args, "--env.args")}
     try:
         return make(**args)
     except Exception as e:

@@ -16,14 +16,10 @@ channels; else the channels are the shorter of first and last; the last where it
 `Moves` reads an action of Shoal's into what the environment wants. Dict and Tuple of choices are one MultiDiscrete, of
 boxes one Box; choices beside numbers have no counterpart. A number without bounds is taken as one in [-1, 1], with one bound as
 two wide from there, and `note` says so.
-
-`settings` and `lists` are the two ways in which a flag holds several things.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
@@ -267,60 +263,3 @@ def allow(mask: Any, space: Space, legal: np.ndarray) -> None:
         if not legal[at : at + n].any():
             legal[at : at + n] = True
         at += n
-
-
-# --- flags that hold several things ----------------------------------------------------------------------------------
-
-WORDS = {"true": True, "false": False, "none": None}
-
-
-def settings(text: str, flag: str) -> dict[str, Any]:
-    """`n_walkers=4,shape=(2,3),mode=fast`: names and values, as Python would read them; other values are text."""
-    return {name: _value(word) for name, word in _parts(text, flag, "name=value,name=value").items()}
-
-
-def lists(text: str, flag: str) -> dict[str, tuple[str, ...]]:
-    """`walkers=walker_0+walker_1,rest=walker_2`: names, and the names that each stands for."""
-    form = "name=one+two,name=three"
-    out = {name: tuple(w.strip() for w in value.split("+") if w.strip()) for name, value in _parts(text, flag, form).items()}
-    for name, words in out.items():
-        if not words:
-            raise UserError(f"{flag} is {text!r}: {name!r} stands for nothing; it takes {form}.")
-    return out
-
-
-def _value(word: str) -> Any:
-    if word.lower() in WORDS:
-        return WORDS[word.lower()]
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word
-
-
-def _parts(text: str, flag: str, form: str) -> dict[str, str]:
-    parts: dict[str, str] = {}
-    for word in _split(text):
-        name, eq, value = (w.strip() for w in word.partition("="))
-        if not eq or not re.fullmatch(r"[^\s=+,]+", name):
-            raise UserError(f"{flag} is {text!r}: it takes {form}.")
-        if name in parts:
-            raise UserError(f"{flag} is {text!r}: it has {name!r} twice.")
-        parts[name] = value
-    return parts
-
-
-def _split(text: str) -> list[str]:
-    """At the commas that are outside brackets and quotes."""
-    words, depth, quote = [""], 0, ""
-    for c in text:
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "\"'":
-            quote = c
-        depth += not quote and ((c in "([{") - (c in ")]}"))
-        if c == "," and not depth and not quote:
-            words.append("")
-        else:
-            words[-1] += c
-    return [w for w in words if w.strip()]

@@ -33,7 +33,8 @@ from shoal.envs.conversions import Conversion, Description, describe
 from shoal.envs.drawing import Circle, Line, Sketch
 from shoal.envs.grouping import group_agents, team_of_groups
 from shoal.envs.pettingzoo import imported, made
-from shoal.envs.spaces import Moves, kind_of, settings
+from shoal.envs.spaces import Moves, kind_of
+from shoal.flags import arguments
 from shoal.ids import near
 from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View
 from shoal.tree import tree_leaves, where_rows
@@ -178,7 +179,7 @@ class VMAS(Environment):
                 make, c, False, scenario=c.id, num_envs=self.rows, device=self.device, seed=0, clamp_actions=True, **kind
             )
         if any("not used by the scenario" in str(w.message) for w in said):
-            names = ", ".join(settings(c.args, "--env.args"))
+            names = ", ".join(arguments(c.args, "--env.args"))
             raise UserError(f"--env.args has a setting that the scenario {c.id} does not know: {names}.")
         return inner
 

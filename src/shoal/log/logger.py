@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from shoal import files
+from shoal.flags import arguments
 from shoal.spec import UserError
 
 
 @dataclass(frozen=True)
 class LogConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between lines of training metrics; auto: 100 lines a run
+    agents: bool = False  # metrics of learning by agent as well, <group>/<i>/<metric>: those that are means over agents
     tensorboard: bool = True  # write TensorBoard events into tb/
     csv: bool = True  # write metrics.csv, made anew of metrics.jsonl at every checkpoint
     wandb: bool = False  # send to Weights & Biases; needs `pip install shoal[wandb]`
@@ -34,10 +36,12 @@ class LogConfig:
     wandb_group: str | None = None  # W&B group of runs
     wandb_tags: tuple[str, ...] = ()  # W&B tags, with commas between
     wandb_mode: Literal["online", "offline", "disabled"] = "online"  # whether W&B's server is asked
+    wandb_args: str = ""  # further arguments of wandb.init: name=value,name=value
 
     def __post_init__(self) -> None:
         if self.every != "auto" and self.every < 1:
             raise UserError(f"--log.every is {self.every}: it is a number of steps, at least 1.")
+        arguments(self.wandb_args, "--log.wandb-args")
 
 
 KINDS = ("train", "eval", "remark")  # of the lines of metrics.jsonl

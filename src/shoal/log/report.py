@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -85,7 +86,8 @@ def resolved_json(resolved: Resolved, players: list[Algorithm]) -> str:
 def evaluation_line(facts: Facts, episodes: Episodes) -> str:
     first = facts.learners[0] if facts.learners else None
     explore = float(getattr(first, "epsilon", getattr(first, "entropy_weight", 0.0)))
-    losses = {k: v for k, v in facts.last_train.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
+    groups = {k: v for k, v in facts.last_train.items() if not re.search(r"/\d+/", k)}  # and not agent by agent
+    losses = {k: v for k, v in groups.items() if "loss" in k or k.endswith(("/entropy", "/predictQ"))}
     spread = " ".join(f"{x:.3f}" for x in episodes.spread(facts.spec))
     items = ", ".join(f"{k}: {_brief(v)}" for k, v in {"r_i": None, "r_t": facts.earned, "eps": explore, **losses}.items())
     return (

@@ -67,6 +67,11 @@ class Image(nn.Module):
             x = self.activation(nn.functional.conv2d(x, w, b, stride, groups=1 if self.sets == 1 else self.n))
         return x.float().reshape(*lead, self.width)
 
+    def of_agent(self, i: int) -> dict[str, Tensor]:
+        """As that of an `MLP`, where that of one agent is asked for."""
+        named = {f"{k}.{n}": x for k, xs in (("weights", self.weights), ("biases", self.biases)) for n, x in enumerate(xs)}
+        return {k: x.unflatten(0, (self.sets, -1))[i] for k, x in named.items()} if self.sets > 1 else {}
+
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al., 2017) of one query an agent, [..., N, W], over E keys and values [..., N, E, W], or

@@ -148,6 +148,10 @@ class Actor(nn.Module):
         pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
         return pi, value, after
 
+    def of_agent(self, i: int) -> dict[str, Tensor]:
+        """As that of an `MLP`; what is not of its parts."""
+        return {"log_std": self.log_std[i : i + 1]} if isinstance(self.space, Box) and len(self.log_std) > 1 else {}
+
     def _log_std(self) -> Tensor:
         log_std = self.log_std.clamp(-5, 2)
         return log_std if self.owners is None else log_std[self.owners]

@@ -124,6 +124,18 @@ class MLP(nn.Module):
         x = x if self.sets == 1 else x.transpose(0, 1).reshape(*lead, self.width_out)
         return x.to(dtype)
 
+    def of_agent(self, i: int) -> dict[str, Tensor]:
+        """Where each agent has weights of its own, those of one, as it would have them in a net for it alone."""
+        out: dict[str, Tensor] = {}
+        for k, (w, b) in enumerate(zip(self.weights, self.biases, strict=True) if self.apart else ()):
+            out |= {f"weights.{k}": w[i].T, f"biases.{k}": b[i, 0]}
+        return out | {f"scales.{k}": s[:, i : i + 1] for k, s in enumerate(self.scales if self.apart else ())}
+
+    @property
+    def apart(self) -> bool:
+        """Whether agents share nothing."""
+        return self.sets > 1 and self.net.share == "none"
+
     def _product(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         if self.mapped:
             w, b = w[self.owners], b[self.owners]

@@ -1,7 +1,7 @@
 """Running normalisers: mean and variance of all that was seen, merged batch by batch; saved with the weights.
 
-One of the user's own (`nets/own.py`) is an nn.Module with the same three methods, made as Class(width), or Class() for single
-numbers:
+One of the user's own (`--algo.normaliser file.py:Class:clip=5,momentum=0.99`, read in `nets/own.py`) is an nn.Module with the
+same three methods, made as Class(width, clip=5, momentum=0.99), or Class(clip=5, momentum=0.99) for single numbers:
 
     update(x, mask)      x [..., width], and which of the leading dimensions count, or none
     normalise(x, clip)   the same shape; held within the clip where there is one

@@ -1,14 +1,16 @@
-"""Modules of the user's own: for the perceptrons (`--net.module`), and for the running normalisers (`--algo.normaliser`)."""
+"""Modules of the user's own: for the perceptrons (`--net.module`), and for the running normalisers (`--algo.normaliser`,
+`--algo.state-normaliser`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.ids import own_object
+from shoal.flags import arguments, refuse_unknown
+from shoal.ids import own_object, split_arguments
 from shoal.nets.config import NetConfig
 from shoal.nets.norm import CLIP, Running
 from shoal.spec import UserError
@@ -44,18 +46,22 @@ def own_module(
     return module.train()
 
 
-def normaliser(name: str | None, flag: str = "--algo.normaliser") -> Callable[..., Any]:
-    """The class to make normalisers of: `Running`, or the user's own, which is tried."""
-    if name is None:
-        return Running
-    cls = own_object(name, flag)
+def normaliser(text: str | None, flag: str = "--algo.normaliser") -> partial[Any]:
+    """The class to make normalisers of, with its arguments: `Running`, or the user's own, which is tried."""
+    if text is None:
+        return partial(Running)
+    name, words = split_arguments(text)
+    cls, given = own_object(name, flag), arguments(words, flag, text, "file.py:Class:clip=5,momentum=0.99")
+    if given:
+        refuse_unknown(given, cls, f"{flag} is {text}")
     try:
-        one, x = cls(2), torch.ones(3, 2)
+        make = partial(cls, **given)
+        one, x = make(2), torch.ones(3, 2)
         one.update(x, torch.ones(3, dtype=torch.bool))
         shapes = {tuple(one.normalise(x, CLIP).shape), tuple(one.denormalise(x).shape)}
-        cls().update(torch.ones(3), None)
+        make().update(torch.ones(3), None)
     except Exception as e:  # whatever the user's class does
-        raise UserError(f"{flag} is {name}, which does not do what a normaliser does: {type(e).__name__}: {e}.") from e
+        raise UserError(f"{flag} is {text}, which does not do what a normaliser does: {type(e).__name__}: {e}.") from e
     if not isinstance(one, nn.Module) or shapes != {(3, 2)}:
-        raise UserError(f"{flag} is {name}: it must be an nn.Module that keeps shapes, so that it is saved with the weights.")
-    return cls
+        raise UserError(f"{flag} is {text}: it must be an nn.Module that keeps shapes, so that it is saved with the weights.")
+    return make

@@ -12,19 +12,18 @@ package.module:Class               your own, or file.py:Class: made as Class(fir
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
+from shoal.flags import arguments
 from shoal.ids import near, own_object
 from shoal.spec import UserError
 
@@ -69,7 +68,8 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
         return lambda now: max(first * rate ** (now.step if by_step else now.updates), last)
     name, _, words = text.partition(":")
     if name in PYTORCH:
-        return _stepped(text, partial(getattr(lr_scheduler, name), **_arguments(text, words, flag)), first, last, flag)
+        given = arguments(words, flag, text, "StepLR:step_size=100,gamma=0.5")
+        return _stepped(text, partial(getattr(lr_scheduler, name), **given), first, last, flag)
     if "=" in words:
         raise UserError(f"{flag} is {text!r}, and PyTorch has no {name!r}{near(name, PYTORCH)}: it has {', '.join(PYTORCH)}.")
     if ":" in text and not text.startswith(("exponential:", "kl:")):
@@ -129,21 +129,6 @@ def _stepped(text: str, scheduler: Callable[..., LRScheduler], first: float, las
         raise UserError(f"{flag} is {text}, and PyTorch could make no schedule of it: {type(e).__name__}: {e}.") from e
     schedule(Now(0, 1, 2))
     return schedule
-
-
-def _arguments(text: str, words: str, flag: str) -> dict[str, Any]:
-    """`step_size=100,gamma=0.5` as arguments of a function."""
-    try:
-        call = ast.parse(f"f({words})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert isinstance(call.func, ast.Name)
-        assert not call.args
-        names = [k.arg for k in call.keywords]
-        assert None not in names
-        assert len(set(names)) == len(names)
-        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
-        raise UserError(f"{flag} is {text!r}: arguments are name=number, as in StepLR:step_size=100,gamma=0.5.") from None
 
 
 def kl_target(text: str, flag: str) -> float | None:

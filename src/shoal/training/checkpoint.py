@@ -37,7 +37,7 @@ class SaveConfig:
     every: Literal["auto"] | int = "auto"  # environment steps between checkpoints; auto: a tenth of the run; 0: at the end only
     best: str = "auto"  # metric of evaluations whose best is kept as best.pt; auto: the first learning group's return; none
     keep: int = 2  # numbered checkpoints to keep, the newest; 0: none; -1: all
-    nets: bool = False  # store each net in a file of its own as well: checkpoints/nets/<checkpoint>/<group>.<net>.pt
+    nets: bool = False  # nets in files of their own as well, one an agent where agents share none: checkpoints/nets/
 
     def __post_init__(self) -> None:
         if self.every != "auto" and self.every < 0:

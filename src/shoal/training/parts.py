@@ -9,9 +9,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.algos.base import Algorithm
 from shoal.envs.base import Environment
@@ -26,6 +27,7 @@ from shoal.training.evaluate import AbandonedError, Episodes, evaluate, metric_n
 from shoal.training.finite import FirstNotFinite
 from shoal.training.halves import make_collector
 from shoal.training.hooks import Hook, Hooks
+from shoal.training.netfiles import net_files
 from shoal.training.overestimation import Overestimation
 from shoal.training.players import (
     common_pay,
@@ -84,7 +86,9 @@ class LoopParts(ABC):
             self.collector.episodes = rollout_episodes(self.players.algorithms)
         self.update_noise = generator(seed, "update", device=device)
         self.not_finite = None if self.env.halves else FirstNotFinite(self.env)  # Python environments look for themselves
-        self.hooks, self.means = Hooks(hooks), MetricMeans()  # of the learners' metrics since the last line
+        self.hooks, self.means = Hooks(hooks), MetricMeans({g.name: g.n for g in spec.groups})  # since the last line
+        for a in self.learners:
+            a.metric_agents = a.n if resolved.log.agents else None
         self.overestimation = Overestimation(self.learners, self.env.rows, device, known=self.config.init is None)
         self.step, self.seconds, self.best = 0, 0.0, float("-inf")
         self.last_train: dict[str, object] = {}
@@ -133,10 +137,9 @@ class LoopParts(ABC):
         """Where the replay's contents are kept."""
         return Segments(self.folder.checkpoints / "replay")
 
-    def nets_to_save(self) -> dict[str, nn.Module]:
-        """Each net by its file's name, where they are asked for: `<group>.<net>`."""
-        learners = self.learners if self.resolved.save.nets else []
-        return {f"{'+'.join(a.groups)}.{name}": module for a in learners for name, module in a.nets.items()}
+    def nets_to_save(self) -> dict[str, dict[str, Any]]:
+        """What is in files of nets, by their names, where they are asked for."""
+        return {k: x for a in self.learners for k, x in net_files(a).items()} if self.resolved.save.nets else {}
 
     def play_episodes(self, env: Environment, players: Players, each: int, seed: int) -> Episodes:
         """Those of an evaluation; a signal or --time ends them in the middle."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shoal.algos.base import Algorithm, Replay, Rollout, Seat
+from shoal.algos.observations import refuse_without_state
 from shoal.algos.optimiser import Optimiser
 from shoal.flags import build
 from shoal.ids import Entry, catalog, find
@@ -143,6 +144,7 @@ def _make(
             raise UserError(f"one {entry.id} plays {' and '.join(groups)}: settings of one group alone do not go with it.")
     steps = build(RunConfig, {k: v for k, v in settings.run.items() if k == "steps"}, "run").steps
     algorithm = entry.load()(Seat(spec, groups, config, net, generator(seed, "nets", *groups), device, kernels, steps))
+    refuse_without_state(algorithm)
     algorithm.id = str(entry.path) if entry.module.startswith("shoal_user_") else entry.id
     return algorithm
 

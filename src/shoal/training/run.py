@@ -23,7 +23,6 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from torch import nn
 
 import shoal
 from shoal import files
@@ -129,12 +128,12 @@ class Run:
     def load(self, which: str = "last") -> dict[str, Any]:
         return checkpoint.read(self.find(which))
 
-    def write_checkpoint(self, name: str, state: dict[str, Any], nets: dict[str, nn.Module]) -> None:
-        """A checkpoint; and each of these nets in a file of its own, `nets/<checkpoint>/<group>.<net>.pt`."""
+    def write_checkpoint(self, name: str, state: dict[str, Any], nets: dict[str, dict[str, Any]]) -> None:
+        """A checkpoint; and nets in files of their own, `nets/<checkpoint>/<file>.pt` (`netfiles.py`)."""
         self.refuse_links()
-        for file, module in nets.items():
+        for file, net in nets.items():
             (self.checkpoints / "nets").mkdir(exist_ok=True)
-            checkpoint.write(self.checkpoints / "nets" / name / f"{file}.pt", dict(module.state_dict()))
+            checkpoint.write(self.checkpoints / "nets" / name / f"{file}.pt", net)
         checkpoint.write(self.checkpoints / f"{name}.pt", state)
 
     def find(self, which: str) -> Path:

@@ -134,13 +134,14 @@ def absolute(word: str) -> str:
 
 
 def map_own(tree: Any, f: Callable[[str], str]) -> Any:
-    """Settings in which every user's own object that is named as file.py:Name has its file replaced by f(file)."""
+    """Settings in which every user's own object that is named as file.py:Name, perhaps with arguments behind it, has its file
+    replaced by f(file)."""
     if isinstance(tree, dict):
         return {k: map_own(v, f) for k, v in tree.items()}
     if isinstance(tree, tuple):
         return tuple(map_own(v, f) for v in tree)
-    match = re.fullmatch(r"(.+\.py):(\w+)", tree) if isinstance(tree, str) else None
-    return f"{f(match[1])}:{match[2]}" if match else tree
+    match = re.fullmatch(r"(.+?\.py)(:\w+(?::.*)?)", tree, re.DOTALL) if isinstance(tree, str) else None
+    return f"{f(match[1])}{match[2]}" if match else tree
 
 
 def _shallow(value: Any, depth: int) -> bool:

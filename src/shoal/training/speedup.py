@@ -208,7 +208,8 @@ class Recorded:
 
 def ours(algorithms: Iterable[Algorithm]) -> bool:
     """Whether updates run no code of the user's, which may read numbers out of tensors without a recording noticing it."""
+    own = ("normaliser", "state_normaliser")
     return all(
-        type(a).__module__.startswith("shoal.") and a.net.module is None and getattr(a.config, "normaliser", None) is None
+        type(a).__module__.startswith("shoal.") and a.net.module is None and not any(getattr(a.config, k, None) for k in own)
         for a in algorithms
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.envs.base import Environment
+from shoal.ops.losses import EACH
 from shoal.spec import Batch, UserError
 from shoal.tree import tree_map
 
@@ -90,13 +91,23 @@ class EpisodeStats:
 
 
 class MetricMeans:
-    """Means of metrics since the last line, summed on the device: nothing is read until a line is written."""
+    """Means of metrics since the last line, summed on the device: nothing is read until a line is written. `sizes`: of groups
+    whose agents may be told apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: dict[str, int] | None = None) -> None:
+        self.sizes = sizes or {}
         self.names: dict[str, list[str]] = {}  # whose -> the names of what it sums
         self.sums: dict[str, Tensor] = {}  # whose -> the sums, and at the end how many there were
+        self.each: dict[str, dict[str, Tensor]] = {}  # whose -> name -> of each agent the sum, and over how many, [2, N]
 
     def add(self, whose: str, metrics: dict[str, Tensor]) -> None:
+        apart = {k: x for k, x in metrics.items() if k.endswith(EACH)}
+        for name, sums in apart.items():
+            each = self.each.setdefault(whose, {})
+            if name not in each:
+                each[name] = torch.zeros_like(sums, dtype=torch.float64)
+            each[name] += sums
+        metrics = {k: x for k, x in metrics.items() if k not in apart}
         names = self.names.setdefault(whose, list(metrics))
         if set(names) != set(metrics):
             raise UserError(
@@ -117,14 +128,22 @@ class MetricMeans:
             means = self.sums[whose][:-1] / self.sums[whose][-1]
             out.update({f"{g}/{name}": x for g in whose.split(",") for name, x in zip(names, means, strict=True)})
             self.sums[whose].zero_()
+        for whose, each in self.each.items():
+            agents = [f"{g}/{i}" for g in whose.split(",") for i in range(self.sizes[g])]
+            for name, x in each.items():
+                out.update({f"{a}/{name.removesuffix(EACH)}": y for a, y in zip(agents, x[0] / x[1], strict=True)})
+                x.zero_()
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        return {"names": dict(self.names), "sums": tree_map(torch.clone, self.sums)}
+        return {"names": dict(self.names), "sums": tree_map(torch.clone, self.sums), "each": tree_map(torch.clone, self.each)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        for x in self.sums.values():
+        for x in (*self.sums.values(), *(x for each in self.each.values() for x in each.values())):
             x.zero_()
+        for whose, each in state.get("each", {}).items():  # a checkpoint of before had none
+            for name, sums in each.items():
+                self.each.setdefault(whose, {}).setdefault(name, torch.zeros_like(sums, device=device)).copy_(sums)
         for whose, names in state["names"].items():
             self.names[whose] = list(names)
             if not names:

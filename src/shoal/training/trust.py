@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import files
-from shoal.envs.spaces import settings as values_in
+from shoal.flags import arguments
 from shoal.ids import names_code
 from shoal.ops.schedules import PYTORCH
 from shoal.spec import UserError
@@ -54,7 +54,7 @@ def names_in(values: Any, field: str = "") -> set[str]:
 def _args(text: str) -> list[Any]:
     """The values in --env.args as a library is given them: it may import what one names."""
     try:
-        return list(values_in(text, "--env.args").values())
+        return list(arguments(text, "--env.args").values())
     except UserError:
         return [text]
 

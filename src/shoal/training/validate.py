@@ -48,9 +48,10 @@ def _problems(loop: Loop, own: dict[str, Any], state: dict[str, Any]) -> Iterato
         theirs["collector"] = {k: x for k, x in theirs["collector"].items() if k != "env"}
     yield from checkpoint.misfits(mine, theirs)
     yield from _counts(loop, state)
+    yield from _limits(state)
     env = state["collector"].get("env")
     yield from _clock(loop.env, env) if native else _played(loop.env.get_state(), env)
-    yield from _metrics(state)
+    yield from _metrics(state, loop.means.sizes)
     yield from _logs(loop.folder.path, state.get("logs"), loop.branched)
     if loop.replay is not None and not loop.branched and "replay" in state:
         yield from _replay(loop, own["replay"], state)
@@ -67,6 +68,15 @@ def _counts(loop: Loop, state: dict[str, Any]) -> Iterator[str]:
     for trainer in state.get("lessons", {}).values():
         if not 0 <= trainer["since"] <= state["step"] or trainer["since"] % lap or not 0 <= trainer["done"] < MOST:
             yield f"its replay began at step {trainer['since']}, after {trainer['done']} updates"
+
+
+def _limits(state: dict[str, Any]) -> Iterator[str]:
+    """What rewards came to so far, of which the largest may be infinite."""
+    for whose, limit in (state.get("return_limits") or {}).items():
+        seen = limit["seen"]
+        finite = all(bool(x.isfinite()) for name, x in seen.items() if name != "reward")
+        if not finite or bool((seen["count"] < 0) | ((seen["count"] == 0) & (seen["size"] != 0))):
+            yield f"the sums of the rewards of {whose!r} are no numbers"
 
 
 def _clock(env: World, state: dict[str, Tensor]) -> Iterator[str]:
@@ -95,7 +105,7 @@ def _played(mine: dict[str, Any], theirs: Any) -> Iterator[str]:
             yield "the actions of an episode are not as many for all groups"
 
 
-def _metrics(state: dict[str, Any]) -> Iterator[str]:
+def _metrics(state: dict[str, Any], sizes: dict[str, int]) -> Iterator[str]:
     """What was added up since the last line, and that line."""
     means, noted, last = (state.get(k) for k in ("means", "noted", "last_train"))
     if not isinstance(means, dict) or not all(isinstance(means.get(k), dict) for k in ("names", "sums")):
@@ -107,6 +117,11 @@ def _metrics(state: dict[str, Any]) -> Iterator[str]:
             yield f"the metrics of {whose!r} have no names"
         elif names and checkpoint.misfits(torch.zeros(len(names) + 1, dtype=torch.float64), sums):
             yield f"the metrics of {whose!r} are not as many as their names"
+    by_agent = means.get("each", {})  # older files have none
+    for whose, each in by_agent.items() if isinstance(by_agent, dict) else {"": by_agent}.items():
+        form = torch.zeros(2, sum(sizes.get(g, 0) for g in str(whose).split(",")), dtype=torch.float64)
+        if not isinstance(each, dict) or any(not isinstance(k, str) or checkpoint.misfits(form, x) for k, x in each.items()):
+            yield f"the metrics of the agents of {whose!r} are not theirs"
     lists = isinstance(noted, dict) and all(isinstance(k, str) and isinstance(xs, list) for k, xs in noted.items())
     if not lists or not all(isinstance(x, Tensor) and not x.dim() for xs in noted.values() for x in xs):  # type: ignore[union-attr]
         yield "the metrics of hooks since its last line are no numbers"
