@@ -50,7 +50,10 @@ Knobs, and what they do
   from a slow copy. `critic_slices` 10 trains it first, in ten slices of time from the last to the first, towards targets that
   stay; the advantage then is the target less the value predicted just before that slice's step. With `advantage_every`
   minibatch the slices are of every minibatch, of `minibatch_episodes` or chunks: targets are computed anew, the critic takes a
-  step for each slice, the actor one on advantages that are normalised over the minibatch.
+  step for each slice, the actor one on advantages that are normalised over the minibatch. A critic that fits those episodes
+  (explained variance 0.9) leaves them only noise for advantages, and the policy drifts away: with 250 such steps on 64
+  episodes simple_spread fell from -500 to -1,900. Without the normaliser of values (`--algo.normalise-value false`) it learns
+  slowly enough.
 
   Both. `lr`, its schedule (constant, linear, cosine, exponential, exponential:0.999/update, one of PyTorch's as
   StepLR:step_size=100,gamma=0.5, a class of yours) and `lr_last`; `optimiser` adamw, adam, rmsprop or sgd with `beta1`,
