@@ -51,11 +51,12 @@ def make(
     team: dict[str, str] | None = None,
     groups: dict[str, Any] | None = None,
     regroup: str = "",
+    log: dict[str, Any] | None = None,
     **more: Any,
 ) -> Loop:
     run = {"envs": 8, "device": device, "quiet": True, "compile": compile, "steps": 20_000, "matmul": "float32"}
     run |= {"reward": reward, "regroup": regroup}
-    sections = {"algo": {"rollout": rollout, **more}, "net": net or {}, "env": world or {}}
+    sections = {"algo": {"rollout": rollout, **more}, "net": net or {}, "env": world or {}, "log": log or {}}
     loop = Loop(resolve(Settings(algo, env, run, sections, groups or {}, team or {})))
     loop.console = loop.logger = Told()  # type: ignore[assignment]
     return loop
@@ -177,6 +178,8 @@ WORKS = [
     {"algo": "qmix", "env": "simple_speaker_listener", "net": {"memory": "gru"}, "rollout": 6, "chunk": 4, **PAST},
     {"regroup": "fast=agent_1 slow=agent_2,agent_0", "groups": {"fast": {"algo": {"lr": 1e-3}, "net": {"hidden": (8,)}}}},
     {"algo": "vdn", "reward": "team-mean", "regroup": "fast=agent_1 slow=agent_2,agent_0", **PAST},
+    {"env": "probe_deaths", "log": {"agents": True}, "normalise_state": False},
+    {"algo": "qmix", "reward": "team-mean", "log": {"agents": True}, "normalise_obs": False, "normalise_state": True, **PAST},
     {"optimiser": "rmsprop", "momentum": 0.5, "lr_schedule": "StepLR:step_size=2,gamma=0.5"},
     {"algo": "ddqn", "env": "simple_tag", "rollout": 10, "optimiser": "sgd", "momentum": 0.9, **PAST},
     {"algo": "maa2c", "optimiser": "adam", "beta1": 0.5, "weight_decay": 1e-3},
