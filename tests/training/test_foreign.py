@@ -340,6 +340,7 @@ REFUSED = [
     ({"legal": zeros(2, 5, 2, 2)}, r"whose spec is without Group\(masked=True\)"),
     ({"active": zeros(2, 5, 2)}, r"whose spec is without EnvSpec\(turns=True\)"),
     ({"state": zeros(2, 5, 7)}, "`state` says nothing in a world whose spec has no state"),
+    ({"truncated": np.tile([1.0, 0.0], (2, 5, 1))}, "cuts agents of 'agents' off whose row goes"),
     ({"memory": {"agents": {"actor": 3}}}, "`memory` is none that `act` gave of 5 rows"),
 ]
 

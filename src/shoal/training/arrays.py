@@ -206,6 +206,11 @@ def batch_of(arrays: Arrays, extras: Extras, memory: dict[str, Any]) -> Batch:
     over = over.bool()
     for g in groups:
         x, alive = of[g.name], of[g.name]["alive"]
+        if not g.mortal and bool((x["truncated"] & ~over[..., None]).any()):
+            raise UserError(
+                f"`truncated` cuts agents of {g.name!r} off whose row goes on: say so of all, hand over `over`, or let the group "
+                "be `mortal`."
+            )
         ended = x["terminated"] | (x["truncated"] & ~over[..., None])  # who is cut off with all others is there to be seen
         left_out = {
             "next_alive": alive & ~ended if g.mortal else yes[g.name],
