@@ -256,17 +256,23 @@ def test_nets_in_files_of_their_own(tmp_path, camp, algorithm, memory):
     algo = {**ALGO[algorithm], **({} if algorithm == "coma" else {"chunk": 3, "burn_in": 1})}
     save = {**HOW["save"], "nets": True}
     run = train(tmp_path / "r", algorithm, camp, save=save, algo=algo, net={"hidden": (8,), "memory": memory})
-    nets = {"coma": ["actor", "critic", "target_critic"], "vdn": ["target", "values"], "qmix": ["mixer", "target", "values"]}
+    targets = {"vdn": ["target_values"], "qmix": ["target_mixer", "target_values"], "coma": ["target_critic"]}[algorithm]
+    nets = {"vdn": ["values"], "qmix": ["mixer", "values"], "coma": ["actor", "critic"]}[algorithm] + targets
     folder = run.checkpoints / "nets" / "last"
-    assert {p.name for p in folder.iterdir()} == {f"{g}.{n}.pt" for g in ("scout+medic", "rival") for n in nets[algorithm]}
-    prefixes = {"values": "online.", "mixer": "mixer.", "target": "target.module.", "actor": "actors.", "critic": "critics."}
+    alone = ("scout.0", "scout.1", "medic.0", "rival")  # agents that share nothing have a file each
+    who = alone if algorithm == "coma" else ("scout+medic", "rival")
+    assert {p.name for p in folder.iterdir()} == {f"{w}.{n}.pt" for w in who for n in nets}
+    kept = run.load("last")["algorithms"]
     for path in folder.iterdir():
-        groups, net, _ = path.name.split(".")
-        theirs = run.load("last")["algorithms"][groups.replace("+", ",")]
-        prefix = prefixes.get(net, "target.module.")
-        assert equal(
-            torch.load(path, weights_only=True), {k.removeprefix(prefix): x for k, x in theirs.items() if k.startswith(prefix)}
-        )
+        groups, *_, net, _ = path.name.split(".")
+        file, theirs = torch.load(path, weights_only=True), kept["rival" if groups == "rival" else "scout,medic"]
+        assert {a.rpartition("_")[0] for a in file["agents"]} == set(groups.split("+"))
+        held = [x for k, x in theirs.items() if ("target" in k) == (net in targets)]
+        sizes = [x.numel() for x in held]
+        assert file["net"]
+        assert all(x.numel() in sizes or 2 * x.numel() in sizes for x in file["net"].values())
+        if algorithm != "coma":
+            assert all(any(torch.equal(x, y) for y in held) for x in file["net"].values())
 
 
 # --- as a partner, an opponent, a beginning ---
