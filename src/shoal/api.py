@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.envs.base import Environment
+from shoal.envs.grouping import text_of
 from shoal.envs.limits import refuse_more_than_fits
 from shoal.flags import build
 from shoal.ids import id_of, slug
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 
 
 def make(
-    env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, regroup: str = "", **config: Any
+    env: Any, rows: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32, regroup: Any = "", **config: Any
 ) -> Environment:
     """An environment by id, path or class, or by a function that makes one, with its own settings as keywords. `regroup`: who
     is in which group, as `--regroup` of `shoal train`."""
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows is {rows!r}: it takes a whole number, at least 1.")
-    return make_env(id_of("envs", env), rows, choose_device(device), dtype, regroup, **config)
+    return make_env(id_of("envs", env), rows, choose_device(device), dtype, text_of(regroup), **config)
 
 
 def check(env: Any, steps: int = 1000, rows: int = 4, timeout: float = 20.0, **config: Any) -> Report:
@@ -82,7 +83,7 @@ def train(
     in `team` bring along, though this user did not make them."""
     algo, groups = _with_shaper(shaper, algo, groups)
     sections = {"algo": algo, "net": net, "env": env, "eval": eval, "save": save, "log": log}
-    run = {k: _word(v) for k, v in run.items()}
+    run = {k: text_of(v) if k == "regroup" else _word(v) for k, v in run.items()}
     words, team = (id_of("algos", algorithm), id_of("envs", environment)), {g: _word(who) for g, who in (team or {}).items()}
     if trust:
         trusted((), team)
@@ -325,7 +326,7 @@ def evaluate(
     device: str = "cpu",
     longest: int | None = None,
     trust: bool = False,
-    regroup: str | None = None,
+    regroup: Any = None,
 ) -> Episodes:
     """Play a run's policies, greedily or sampled, on fresh seeds. `team` sets who plays a group or team instead, and `regroup`
     which agents are a group, where others than those that learnt together are to be played; `longest` is how many steps an
@@ -337,10 +338,10 @@ def evaluate(
     run = run if isinstance(run, Run) else Run(run)
     if trust:
         trusted([run.path], team)
-    resolved = run.resolve(device, regroup)
+    resolved, regroup = run.resolve(device), None if regroup is None else text_of(regroup)
     torch.set_num_threads(resolved.run.threads or 1)
     rows, each = rows_for(episodes, resolved.env_entry.load().widest)
-    env = resolved.make_env(rows)
+    env = resolved.make_env(rows, regroup=regroup)
     players = frozen_players(run, env.spec, env.device, checkpoint, team)
     if longest is not None and longest < 1:
         raise UserError(f"--longest is {longest}: it is a number of steps, at least 1.")

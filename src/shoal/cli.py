@@ -607,15 +607,18 @@ def bench(words: list[str], flags: dict[str, str | None]) -> int:
 
 
 def whole_groups(items: list[str]) -> list[str]:
-    """The words `GROUP=AGENT,AGENT` after --regroup as one."""
-    out: list[str] = []
+    """The words `GROUP=AGENT,AGENT` after --regroup as one, wherever they stand."""
+    out, groups, after = list[str](), list[str](), False
     for item in items:
-        first = out[-1].startswith("--regroup=") if out else False
-        if "=" in item and not item.startswith("--") and (first or (out[-2:-1] == ["--regroup"] and "=" in out[-1])):
-            out[-1] += f" {item}"
-        else:
+        name, eq, value = item.partition("=")
+        if after and "=" in item and not item.startswith("--"):
+            groups.append(item)
+        elif (after := name == "--regroup") and eq:
+            groups.append(value)
+        elif not after:
             out.append(item)
-    return out
+    asked = any(x.partition("=")[0] == "--regroup" for x in items)
+    return [*out, *(["--regroup", *([" ".join(groups)] if groups else [])] if asked else [])]
 
 
 @cache

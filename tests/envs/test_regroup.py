@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.envs.pettingzoo import PettingZoo
-from shoal.envs.regroup import Regrouping, _Asked, _RegroupedEnvironment, _RegroupedWorld, respecified
+from shoal.envs.regroup import Regrouping, _RegroupedWorld, behind, respecified
 from shoal.spec import EnvSpec, Outcome, UserError
 from shoal.tree import tree_leaves, tree_map
 
@@ -80,8 +80,7 @@ def test_a_world_of_another_library_behind_a_front() -> None:
     """Connect four, whose seats have masks and turns: moves by seat lead to what moves by the one group lead to."""
     pytest.importorskip("pettingzoo.classic.connect_four_v3")
     rows = 3
-    asked = _Asked(PettingZoo, ZOO, "second=player_1 first=player_0")
-    one, other = PettingZoo(ZOO, rows=rows), _RegroupedEnvironment(asked, rows=rows, device="cpu")
+    one, other = PettingZoo(ZOO, rows=rows), behind(PettingZoo(ZOO, rows=rows), "second=player_1 first=player_0")
     noise = torch.full((rows, 2), 0.3)
     a, b = one.reset(noise), other.reset(noise)
     draw = torch.Generator().manual_seed(0)
@@ -94,8 +93,8 @@ def test_a_world_of_another_library_behind_a_front() -> None:
         y = other.step({"first": action[:, :1], "second": action[:, 1:]}, noise)
         assert torch.equal(x.results["agents"].reward, torch.cat([y.results["first"].reward, y.results["second"].reward], 1))
         a, b = x.frame, y.frame
-    mark, state = other.mark(), other.get_state()
-    other.rewind(mark)
+    mark, state = other.mark(), other.get_state()  # type: ignore[attr-defined]
+    other.rewind(mark)  # type: ignore[attr-defined]
     again = other.set_state(state)
     assert torch.equal(again["first"].obs, b["first"].obs)  # type: ignore[arg-type]
     assert other.restarts == 0

@@ -84,6 +84,9 @@ def test_what_was_learnt_apart_is_not_joined(tmp_path: Path) -> None:
         (["--regroup", "a=agent_0", "b=agent_1,agent_2", "--algo.c.lr", "1"], "there is no group 'c' here"),
         (["--env.groups", "a=agent_0"], "--env.groups is --regroup now"),
         (["--regroup"], "--regroup was given no value"),
+        (["--regroup", "train=agent_0", "rest=agent_1,agent_2"], "a group 'train', which PyTorch's modules call something of"),
+        (["--regroup", "agents=agent_0", "b=agent_1,agent_2"], "a group 'agents', and so is a team of other agents called"),
+        (["--regroup", "a" * 65 + "=agent_0", "b=agent_1,agent_2"], "it takes GROUP=AGENT,AGENT GROUP=AGENT"),
     ],
 )
 def test_a_wrong_word_is_a_sentence(
@@ -98,7 +101,53 @@ def test_a_wrong_word_is_a_sentence(
 def test_words_after_the_flag_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--steps", "200", "--envs", "4", "--quiet", "--out", "r", "--eval.episodes", "2"]
-    assert main(["train", "--regroup", "b=agent_2", "a=agent_0,agent_1", "ippo", "simple_spread", *words]) == 0
+    assert main(["train", "--regroup", "b=agent_2", "ippo", "simple_spread", "--regroup=a=agent_0, agent_1", *words]) == 0
     assert shoal.load("r") is not None
     recorded = json.loads(Path("r/config.json").read_text())
     assert [g["name"] for g in recorded["world"]["spec"]["groups"]] == ["b", "a"]
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [("maddpg", "simple_tag"), ("qmix", "simple_tag")])
+def test_a_group_that_stays_beside_one_that_is_parted(algorithm: str, env: str, tmp_path: Path) -> None:
+    """A central critic's inputs, and a learner of several groups, are those of then."""
+    run = shoal.train(algorithm, env, **SHORT, out=str(tmp_path / "a"), algo={"learning_starts": 400})
+    before = shoal.evaluate(run, 20, seed=1).returns
+    words = "lead=adversary_0 rest=adversary_1,adversary_2 agent=agent_0"
+    after = shoal.evaluate(run, 20, seed=1, regroup=words).returns
+    assert torch.equal(torch.cat([after["lead"], after["rest"]], -1), before["adversary"])
+    assert torch.equal(after["agent"], before["agent"])
+    by_dict = {"lead": "adversary_0", "rest": ["adversary_1", "adversary_2"], "agent": ["agent_0"]}
+    assert torch.equal(shoal.evaluate(run, 20, seed=1, regroup=by_dict).returns["rest"], after["rest"])
+
+
+def test_one_learner_of_two_groups_is_parted(tmp_path: Path) -> None:
+    run = shoal.train("vdn", "simple_spread", **SHORT, regroup="a=agent_0 b=agent_1,agent_2", out=str(tmp_path / "a"))
+    before = shoal.evaluate(run, 20, seed=1).returns
+    after = shoal.evaluate(run, 20, seed=1, regroup="a=agent_0 c=agent_1 d=agent_2").returns
+    assert torch.equal(torch.cat([after["c"], after["d"]], -1), before["b"])
+    assert torch.equal(after["a"], before["a"])
+
+
+def test_teams_follow_their_agents_in_an_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("vmas")
+    how = {**SHORT, "steps": 400, "env": {"teams": "red=a+b"}, "out": str(tmp_path / "a")}
+    run = shoal.train("ippo", "vmas/balance", **how, regroup="a=agent_0 b=agent_1,agent_2")
+    returns = shoal.evaluate(run, 2, regroup="x=agent_0 y=agent_1 z=agent_2").returns
+    assert set(returns) == {"x", "y", "z"}
+
+
+def test_a_setting_of_a_worlds_own_that_is_called_groups(tmp_path: Path) -> None:
+    own = tmp_path / "herds.py"
+    own.write_text(
+        "from dataclasses import dataclass\n\nfrom shoal.envs.mpe.simple_spread import SimpleSpread\n\n\n"
+        "class Herds(SimpleSpread):\n    @dataclass(frozen=True)\n    class Config(SimpleSpread.Config):\n"
+        "        groups: int = 2  # how many herds\n"
+    )
+    world = shoal.make(str(own), regroup={"a": ["agent_0"], "b": ["agent_1", "agent_2"]})
+    assert [g.name for g in world.spec.groups] == ["a", "b"]
+    assert world.inner.config.groups == 2  # type: ignore[attr-defined]
+
+
+def test_what_is_no_grouping_is_refused_from_python() -> None:
+    with pytest.raises(shoal.UserError, match="regroup is 3: it takes a text as --regroup does, or a dict"):
+        shoal.make("simple_spread", regroup=3)

@@ -410,9 +410,8 @@ class COMA(Algorithm):
             metrics.append(losses.means(each, mask, self.metric_agents and self.spec[g].n))
         count = torch.stack(counts).sum()
         norm = self.actor_optimiser.descend(torch.stack(total).sum(), count)
-        means = {k: torch.stack([m[k] for m in metrics]).mean() for k in metrics[0] if not k.endswith(losses.EACH)}
-        apart = {k: torch.cat([m[k] for m in metrics], 1) for k in metrics[0] if k not in means}
-        return {**means, **apart, "grad_norm_actor": norm}
+        apart = {k: torch.cat([m.pop(k) for m in metrics], 1) for k in list(metrics[0]) if k.endswith(losses.EACH)}
+        return {**losses.weighted_means(metrics, counts), **apart, "grad_norm_actor": norm}
 
     def values(self, frame: Frame) -> Tensor:
         """The last actions are taken to be the same as those of now."""

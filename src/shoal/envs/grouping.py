@@ -11,7 +11,10 @@ of one stem with unequal spaces are several groups, numbered: `wolf_0`, `wolf_1`
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 from shoal.flags import lists
 from shoal.ids import near
@@ -80,14 +83,28 @@ def read_groups(text: str, agents: list[Any], spaces: dict[Any, Any]) -> dict[st
 def words_of(text: str) -> dict[str, list[str]]:
     """`a=x,y b=z`: names, and the names that each stands for. Runs made before --regroup have `a=x+y,b=z`."""
     groups: dict[str, list[str]] = {}
+    text = re.sub(r",\s+", ",", text)
     for word in re.sub(r",(?=[^\s=,+]+=)", " ", text).replace("+", ",").split():
         group, _, agents = word.partition("=")
         members = [a for a in agents.split(",") if a]
-        if not re.fullmatch(r"[A-Za-z_]\w*", group) or not members:
+        if not re.fullmatch(r"[A-Za-z_]\w{,63}", group) or not members:
             raise UserError(
-                f"--regroup is {text!r}: it takes GROUP=AGENT,AGENT GROUP=AGENT, such as fast=agent_0 slow=agent_1."
+                f"--regroup is {text!r:.200}: it takes GROUP=AGENT,AGENT GROUP=AGENT, such as fast=agent_0 slow=agent_1."
+            )
+        if hasattr(nn.ModuleDict, group) or group == "training":
+            raise UserError(
+                f"--regroup has a group {group!r}, which PyTorch's modules call something of theirs: choose another name."
             )
         if group in groups:
             raise UserError(f"--regroup has the group {group!r} twice.")
         groups[group] = members
     return groups
+
+
+def text_of(regroup: Any) -> str:
+    """What --regroup takes, of a text or of group -> agents."""
+    if isinstance(regroup, Mapping):
+        regroup = " ".join(f"{g}={','.join([a] if isinstance(a, str) else map(str, a))}" for g, a in regroup.items())
+    if not isinstance(regroup, str):
+        raise UserError(f"regroup is {regroup!r:.60}: it takes a text as --regroup does, or a dict of groups and their agents.")
+    return regroup

@@ -100,19 +100,28 @@ def respecified(spec: EnvSpec, text: str) -> EnvSpec:
                     f"{first.team} and {g.team}."
                 )
         groups.append(dataclasses.replace(first, name=name, agents=tuple(agents)))
+        if name in spec.teams and {a for a, g in of.items() if g.team == name} != set(agents):
+            raise UserError(f"--regroup has a group {name!r}, and so is a team of other agents called: choose another name.")
     return dataclasses.replace(spec, groups=tuple(groups))
 
 
 def regrouped(cls: Any, config: Any, text: str, **how: Any) -> Environment:
     """An environment of this class with groups as `text` says."""
-    if "groups" in {f.name for f in dataclasses.fields(cls.Config)}:  # it forms them, and teams of them
-        return cls(build(cls.Config, {**vars(config), "groups": text}, "env"), **how)
-    return (_RegroupedWorld if issubclass(cls, World) else _RegroupedEnvironment)(_Asked(cls, config, text), **how)
+    if any(f.name == "groups" and not f.metadata.get("flag", True) for f in dataclasses.fields(cls.Config)):
+        return cls(build(cls.Config, {**vars(config), "groups": text}, "env"), **how)  # it forms them, and teams of them
+    if issubclass(cls, World):
+        return _RegroupedWorld(_Asked(cls, config, text), **how)
+    return behind(cls(config, **how), text)
+
+
+def behind(env: Environment, text: str) -> Environment:
+    """The same environment, in front of which groups are as `text` says."""
+    return _RegroupedEnvironment(env, text)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Which world, and how."""
+    """Which native world, and how."""
 
     cls: Any
     config: Any
@@ -159,9 +168,8 @@ class _RegroupedWorld(World):
 
 
 class _RegroupedEnvironment(Environment):
-    def __init__(self, asked: _Asked, **how: Any):
-        inner: Any = asked.cls(asked.config, **how)  # a world in other processes offers more than every environment does
-        self.inner, self.spec = inner, respecified(inner.spec, asked.text)
+    def __init__(self, inner: Any, text: str):  # a world in other processes offers more than every environment does
+        self.inner, self.spec = inner, respecified(inner.spec, text)
         self.regrouping = Regrouping(inner.spec, self.spec)
         self.rows, self.device, self.kind, self.noise, self.widest = (
             inner.rows,

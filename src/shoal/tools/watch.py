@@ -411,9 +411,9 @@ def watch(
     run = run if isinstance(run, Run) else Run(run)
     if trust:
         trusted([run.path], team)
-    resolved = run.resolve(regroup=regroup)
+    resolved = run.resolve()
     torch.set_num_threads(resolved.run.threads or 1)
-    env = resolved.make_env(episodes, torch.device("cpu"))
+    env = resolved.make_env(episodes, torch.device("cpu"), regroup)
     players = frozen_players(run, env.spec, env.device, checkpoint, team or {})
     seed = (resolved.run.seed if seed is None else seed) + 1_000_003
     title = f"{slug(run.settings.env)} · {slug(run.settings.algo)}"

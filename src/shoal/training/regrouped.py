@@ -58,16 +58,19 @@ class RegroupedPolicy(Algorithm):
 
 
 def learnt_group(theirs: EnvSpec, spec: EnvSpec, group: str, run: str) -> str | None:
-    """The group of a run's in which it learnt these agents, where they are in another one now; none: they are not."""
-    if group in (g.name for g in theirs.groups) and theirs[group].agents == spec[group].agents:
+    """The group of a run's in which it learnt these agents, where the world has other groups now; none: it has not, or it is
+    another world."""
+    of = {a: g for g in theirs.groups for a in g.agents}
+    if set(of) != {a for g in spec.groups for a in g.agents}:
         return None
-    of = {a: g.name for g in theirs.groups for a in g.agents}
-    found = {of.get(a) for a in spec[group].agents}
-    if None in found or set(of) != {a for g in spec.groups for a in g.agents}:
-        return None  # another world
+    if [(g.name, g.agents) for g in theirs.groups] == [(g.name, g.agents) for g in spec.groups]:
+        return None
+    mine, found = spec[group], list(dict.fromkeys(of[a].name for a in spec[group].agents))
+    if any((g.obs, g.action) != (mine.obs, mine.action) for g in (theirs[name] for name in found)):
+        return None
     if len(found) > 1:
-        names = " and ".join(sorted(map(str, found)))
+        names = " and ".join(found)
         raise UserError(
             f"the run {run} learnt the agents of {group!r} in the groups {names}: --regroup may part them, not join."
         )
-    return found.pop()
+    return found[0]

@@ -72,11 +72,9 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         return [line for line in self.metrics if line["kind"] == "eval"]
 
-    def resolve(self, device: str | None = None, regroup: str | None = None) -> Resolved:
-        """Its settings, or the same played on another device and with other groups."""
+    def resolve(self, device: str | None = None) -> Resolved:
         trust.require(self.path)
-        resolved = resolve(self.settings, device)
-        return resolved if regroup is None else resolved.decided(regroup=regroup)
+        return resolve(self.settings, device)
 
     @cached_property
     def spec(self) -> EnvSpec:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from shoal import files
-from shoal.envs.regroup import regrouped
+from shoal.envs.regroup import behind, regrouped
 from shoal.flags import Flag, build, flags_of, parse_span, refuse_huge
 from shoal.ids import Entry, find, near
 from shoal.log.logger import LogConfig
@@ -172,9 +172,11 @@ class Resolved:
         settings = dataclasses.replace(self.settings, run={**self.settings.run, **run})
         return dataclasses.replace(self, settings=settings, run=dataclasses.replace(self.run, **run))
 
-    def make_env(self, rows: int, device: torch.device | None = None) -> Any:
+    def make_env(self, rows: int, device: torch.device | None = None, regroup: str | None = None) -> Any:
+        """`regroup`: with other groups than the run has."""
         how = {"rows": rows, "device": device or self.device}
-        return grouped(self.env_entry.load(), self.env_config, self.run.regroup, **how)
+        env = grouped(self.env_entry.load(), self.env_config, self.run.regroup, **how)
+        return behind(env, regroup) if regroup else env
 
 
 def make_env(
