@@ -341,6 +341,8 @@ REFUSED = [
     ({"active": zeros(2, 5, 2)}, r"whose spec is without EnvSpec\(turns=True\)"),
     ({"state": zeros(2, 5, 7)}, "`state` says nothing in a world whose spec has no state"),
     ({"truncated": np.tile([1.0, 0.0], (2, 5, 1))}, "cuts agents of 'agents' off whose row goes"),
+    ({"reward": zeros(2, 5, 2) * np.nan}, "`reward` of 'agents' has numbers that are not finite"),
+    ({"obs": zeros(2, 5, 2, 3) + np.inf}, "`obs` of 'agents' has numbers that are not finite"),
     ({"memory": {"agents": {"actor": 3}}}, "`memory` is none that `act` gave of 5 rows"),
 ]
 
@@ -354,10 +356,36 @@ def test_arrays_that_do_not_fit_are_refused(wrong, sentence):
         shoal.samples(learner, {**WHOLE, **start, **wrong})
 
 
+def test_whole_episodes_of_rows_that_end_early():
+    """Two episodes of at most three steps: what a row plays after them is left out, and fewer are refused."""
+    spec = EnvSpec(spec_of().groups, horizon=3)
+    learner = shoal.learner("ppo", spec, algo={"episodes": 2, "minibatches": 1}, net=SMALL)
+    ends = np.array([[0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1]]).T.astype(float)  # [T, B]
+    arrays = {"obs": zeros(6, 2, 3), "next_obs": zeros(6, 2, 3), "action": zeros(6, 2).astype(int), "reward": zeros(6, 2)}
+    arrays |= {"terminated": ends, "log_prob": zeros(6, 2)}
+    samples = shoal.samples(learner, arrays)
+    batch = samples["agents"].batch
+    assert batch.filled.T.int().tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert samples["agents"].active[..., 0].sum() == 10
+    assert learner.update(samples)["agents"]["policy_loss"].isfinite()
+    padding = {**arrays, "obs": arrays["obs"].copy(), "reward": arrays["reward"].copy()}
+    padding["obs"][4:, 0], padding["reward"][4:, 0] = 1e6, 1e6
+    one, other = (shoal.learner("ppo", spec, algo={"episodes": 2, "minibatches": 1}, net=SMALL) for _ in range(2))
+    one.update(shoal.samples(one, arrays))
+    other.update(shoal.samples(other, padding))
+    a, b = (tree_leaves(x.state_dict()["algorithms"]) for x in (one, other))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    with pytest.raises(UserError, match="so many whole episodes of each row must have ended in these steps"):
+        shoal.samples(learner, {**arrays, "terminated": ends * 0})
+
+
 def test_what_else_is_refused():
     spec, whole = spec_of(2), WHOLE
     learner = shoal.learner("ippo", spec, algo={"rollout": 2}, net=SMALL)
     samples = shoal.samples(learner, whole)
+    for odd in (whole, {}, None):
+        with pytest.raises(UserError, match="update takes what shoal"):
+            learner.update(odd)
     with pytest.raises(
         UserError, match="samples are a learner's, for its statistics and settings are in them, and this is EnvSpec"
     ):

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from shoal.ids import near
 from shoal.spec import Batch, Box, EnvSpec, Frame, Group, Result, Shape, Space, UserError, View
+from shoal.tree import tree_leaves
 
 Extras = dict[str, dict[str, Shape]]  # group -> what `act` leaves beside an action, and its shape for each agent
 OF_WORLDS = ("state", "next_state", "over", "filled", "weight", "memory")
@@ -208,8 +209,8 @@ def batch_of(arrays: Arrays, extras: Extras, memory: dict[str, Any]) -> Batch:
         x, alive = of[g.name], of[g.name]["alive"]
         if not g.mortal and bool((x["truncated"] & ~over[..., None]).any()):
             raise UserError(
-                f"`truncated` cuts agents of {g.name!r} off whose row goes on: say so of all, hand over `over`, or let the group "
-                "be `mortal`."
+                f"`truncated` cuts agents of {g.name!r} off whose row goes on: say so of all, hand over `over`, or let the "
+                "group be `mortal`."
             )
         ended = x["terminated"] | (x["truncated"] & ~over[..., None])  # who is cut off with all others is there to be seen
         left_out = {
@@ -218,6 +219,8 @@ def batch_of(arrays: Arrays, extras: Extras, memory: dict[str, Any]) -> Batch:
         }
         x |= {k: v for k, v in left_out.items() if x[k] is None}
         next_alive = x["next_alive"]
+        for name, there in (("obs", alive), ("next_obs", next_alive), ("reward", alive)):
+            _require_finite(name, g.name, x[name], there)
         next_start = next_alive & ~alive if x["next_start"] is None else x["next_start"]
         active, next_active = (alive, next_alive) if x["active"] is None else (x["active"], x["next_active"])
         now[g.name] = View(x["obs"], alive, active, x["start"], x["legal"])
@@ -236,3 +239,10 @@ def batch_of(arrays: Arrays, extras: Extras, memory: dict[str, Any]) -> Batch:
         weight=None if weight is None else weight.float(),
         filled=None if filled is None else filled.bool(),
     )
+
+
+def _require_finite(name: str, group: str, x: Any, alive: Tensor) -> None:
+    """What the dead see may be anything."""
+    for part in tree_leaves(x):
+        if part.is_floating_point() and not (part.isfinite().reshape(*alive.shape, -1).all(-1) | ~alive).all():
+            raise UserError(f"`{name}` of {group!r} has numbers that are not finite: nobody learns from them.")

@@ -30,7 +30,7 @@ from shoal.ops.schedules import Now
 from shoal.spec import Batch, EnvSpec, Group, UserError
 from shoal.training.arrays import Arrays, Extras, batch_of, frame_of
 from shoal.training.collect import Players, to_space
-from shoal.training.players import make_players, needs_common_pay
+from shoal.training.players import make_players, needs_common_pay, rollout_episodes
 from shoal.training.seeds import generator, restore_generator
 from shoal.training.settings import RunConfig, Settings, choose_device
 from shoal.tree import tree_leaves, tree_map
@@ -176,6 +176,10 @@ class Learner:
         """One update of every learner that there are samples of: its metrics, by its groups. Those of one with a replay are of
         sequences that were drawn; a `priority` among the metrics is for drawing them."""
         metrics = {}
+        if not isinstance(samples, dict) or not any(
+            isinstance(samples.get(g), Samples) for a in self.algorithms for g in a.groups
+        ):
+            raise UserError("update takes what shoal.samples(learner, arrays) gives, and this is something else.")
         for a in self.algorithms:
             if (mine := samples.get(a.groups[0])) is None:
                 continue
@@ -261,6 +265,8 @@ def samples(learner: Learner, arrays: dict[str, Any], generator: torch.Generator
         )
     looked_over = Arrays(learner.spec, arrays, "TB", learner.device, learner.extras)
     batch = batch_of(looked_over, learner.extras, {})
+    if (episodes := rollout_episodes(learner.players.algorithms)) is not None:
+        batch = whole_episodes(batch, episodes)
     batch.memory = learner.memory_before(batch, arrays.get("memory"), "start" in looked_over.given)
     out: dict[str, Samples] = {}
     for a in learner.algorithms:
@@ -268,3 +274,18 @@ def samples(learner: Learner, arrays: dict[str, Any], generator: torch.Generator
         mine = Samples(a, replace(batch, noise=torch.rand(count, generator=draw, device=learner.device)))
         out |= dict.fromkeys(a.groups, mine)
     return out
+
+
+def whole_episodes(batch: Batch, episodes: int) -> Batch:
+    """Of each row the first so many episodes (`--algo.episodes`); what comes after them is padding."""
+    if bool((batch.over.sum(0) < episodes).any()):
+        raise UserError(
+            f"--algo.episodes is {episodes}: so many whole episodes of each row must have ended in these steps, and there are "
+            "fewer."
+        )
+    filled = batch.over.long().cumsum(0) - batch.over.long() < episodes
+    filled = filled if batch.filled is None else filled & batch.filled
+    if bool(filled.all()):
+        return batch
+    over = torch.cat((batch.over[:-1], torch.ones_like(batch.over[-1:])))
+    return replace(batch, over=over, filled=filled)
