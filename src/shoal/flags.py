@@ -271,13 +271,14 @@ def lists(text: str, flag: str) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def refuse_unknown(names: Iterable[str], function: Callable[..., Any], given: str) -> None:
-    """Refuse arguments that a function does not take by name. Of one that does not say what it takes nothing is known."""
+def refuse_unknown(names: Iterable[str], function: Callable[..., Any], given: str, but: tuple[str, ...] = ()) -> None:
+    """Refuse arguments that a function does not take by name, or `but` from others. Of one that does not say what it takes
+    nothing is known."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in but]
     for name in names:
         if name not in known and not any(p.kind == p.VAR_KEYWORD for p in parameters):
             takes = f"takes no {name!r}{near(name, known)}: it takes {', '.join(known) or 'none'}"

@@ -301,7 +301,7 @@ def test_further_arguments_of_wandb_reach_it(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("nots=a", r"'nots=a', and init takes no 'nots' \(did you mean 'notes'\?\): it takes entity, .*"),
+        ("nots=a", r"'nots=a', and init takes no 'nots' \(did you mean 'notes'\?\): it takes name, .*"),
         ("project=a", "'project=a', and 'project' is not to be given there: take --log.wandb-project"),
         ("dir=a", "'dir=a', and 'dir' is not to be given there: it is the run's own"),
         ("save_code=maybe", "'save_code=maybe', which W&B does not take: .*Input should be a valid boolean.*"),

@@ -103,7 +103,7 @@ def test_a_scheduler_of_the_users_own_derives_from_pytorchs(tmp_path: Path) -> N
     ("text", "words"),
     [
         ("StepLR", "missing 1 required positional argument: 'step_size'"),
-        ("StepLR:step=3", "unexpected keyword argument 'step'"),
+        ("StepLR:step=3", "StepLR takes no 'step' (did you mean 'step_size'?): it takes step_size, gamma."),
         ("StepLR:step_size=0", "ZeroDivisionError"),
         ("StepLR:3", "arguments are name=number"),
         ("StepLR:step_size=open(1)", "arguments are name=number"),

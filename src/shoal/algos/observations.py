@@ -94,7 +94,8 @@ class Observations(nn.Module):
         self.joins = self.central and (self.attends_agents or pictures)  # the critic's encoder joins the observations itself
         own_pictures = images_of(spec[groups[0]].obs) and not self.shares_trunk  # of which the actor's net makes numbers
         if self.central and critic_input == "agent" and (pictures or own_pictures):
-            raise UserError("--algo.critic-input agent does not take pictures: take state or joined.")
+            instead = "--algo.critic own, or --net.trunk own" if self.shares_trunk else "state or joined"
+            raise UserError(f"--algo.critic-input agent does not take pictures that a critic joins: take {instead}.")
         worlds_own = self.sees_state and not self.attends_agents
         joined = self.around if self.central and not worlds_own else ()
         normalised = {*groups, *(g.name for g in joined if not apart)} if normalise else ()

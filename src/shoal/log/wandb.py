@@ -32,7 +32,7 @@ def _try_arguments(wandb: Any, text: str) -> None:
         if name in (*FLAGS, *OURS):
             instead = f"take --log.wandb-{name}" if name in FLAGS else "it is the run's own"
             raise UserError(f"{where}, and {name!r} is not to be given there: {instead}.")
-    refuse_unknown(given, wandb.init, where)
+    refuse_unknown(given, wandb.init, where, (*FLAGS, *OURS))
     if given and wandb.run is None:  # else somebody's own run is under way, which would be taken for this one
         try:
             wandb.init(mode="disabled", settings=wandb.Settings(silent=True), **given).finish()

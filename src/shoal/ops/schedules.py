@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from shoal.flags import arguments
+from shoal.flags import arguments, refuse_unknown
 from shoal.ids import near, own_object
 from shoal.spec import UserError
 
@@ -69,6 +69,7 @@ def make(text: str, first: float, last: float, flag: str) -> Schedule:
     name, _, words = text.partition(":")
     if name in PYTORCH:
         given = arguments(words, flag, text, "StepLR:step_size=100,gamma=0.5")
+        refuse_unknown(given, getattr(lr_scheduler, name), f"{flag} is {text}", ("optimizer", "last_epoch"))
         return _stepped(text, partial(getattr(lr_scheduler, name), **given), first, last, flag)
     if "=" in words:
         raise UserError(f"{flag} is {text!r}, and PyTorch has no {name!r}{near(name, PYTORCH)}: it has {', '.join(PYTORCH)}.")
