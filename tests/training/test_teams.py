@@ -255,18 +255,20 @@ def test_eval_with_another_in_one_seat(talks, algorithm, capsys):
 def test_nets_in_files_of_their_own(tmp_path, camp, algorithm, memory):
     algo = {**ALGO[algorithm], **({} if algorithm == "coma" else {"chunk": 3, "burn_in": 1})}
     save = {**HOW["save"], "nets": True}
-    run = train(tmp_path / "r", algorithm, camp, save=save, algo=algo, net={"hidden": (8,), "memory": memory})
-    nets = {"coma": ["actor", "critic", "target_critic"], "vdn": ["target", "values"], "qmix": ["mixer", "target", "values"]}
+    run = train(tmp_path / "r", algorithm, camp, save=save, algo=algo, net={"hidden": (8,), "memory": memory, "share": "id"})
+    nets = {"coma": ["actor", "critic", "target_critic"], "vdn": ["values", "target_values"]}
+    nets["qmix"] = [*nets["vdn"], "mixer", "target_mixer"]
     folder = run.checkpoints / "nets" / "last"
     assert {p.name for p in folder.iterdir()} == {f"{g}.{n}.pt" for g in ("scout+medic", "rival") for n in nets[algorithm]}
-    prefixes = {"values": "online.", "mixer": "mixer.", "target": "target.module.", "actor": "actors.", "critic": "critics."}
+    prefixes = {"values": "online.", "mixer": "mixer.", "actor": "actors.", "critic": "critics."}
+    prefixes |= {"target_values": "target.module.agents.", "target_mixer": "target.module.mixer."}
     for path in folder.iterdir():
         groups, net, _ = path.name.split(".")
         theirs = run.load("last")["algorithms"][groups.replace("+", ",")]
         prefix = prefixes.get(net, "target.module.")
-        assert equal(
-            torch.load(path, weights_only=True), {k.removeprefix(prefix): x for k, x in theirs.items() if k.startswith(prefix)}
-        )
+        expected = {k.removeprefix(prefix): x for k, x in theirs.items() if k.startswith(prefix)}
+        assert equal(torch.load(path, weights_only=True)["net"], expected)
+        assert expected
 
 
 # --- as a partner, an opponent, a beginning ---
