@@ -255,24 +255,20 @@ def test_eval_with_another_in_one_seat(talks, algorithm, capsys):
 def test_nets_in_files_of_their_own(tmp_path, camp, algorithm, memory):
     algo = {**ALGO[algorithm], **({} if algorithm == "coma" else {"chunk": 3, "burn_in": 1})}
     save = {**HOW["save"], "nets": True}
-    run = train(tmp_path / "r", algorithm, camp, save=save, algo=algo, net={"hidden": (8,), "memory": memory})
-    targets = {"vdn": ["target_values"], "qmix": ["target_mixer", "target_values"], "coma": ["target_critic"]}[algorithm]
-    nets = {"vdn": ["values"], "qmix": ["mixer", "values"], "coma": ["actor", "critic"]}[algorithm] + targets
+    run = train(tmp_path / "r", algorithm, camp, save=save, algo=algo, net={"hidden": (8,), "memory": memory, "share": "id"})
+    nets = {"coma": ["actor", "critic", "target_critic"], "vdn": ["values", "target_values"]}
+    nets["qmix"] = [*nets["vdn"], "mixer", "target_mixer"]
     folder = run.checkpoints / "nets" / "last"
-    alone = ("scout.0", "scout.1", "medic.0", "rival")  # agents that share nothing have a file each
-    who = alone if algorithm == "coma" else ("scout+medic", "rival")
-    assert {p.name for p in folder.iterdir()} == {f"{w}.{n}.pt" for w in who for n in nets}
-    kept = run.load("last")["algorithms"]
+    assert {p.name for p in folder.iterdir()} == {f"{g}.{n}.pt" for g in ("scout+medic", "rival") for n in nets[algorithm]}
+    prefixes = {"values": "online.", "mixer": "mixer.", "actor": "actors.", "critic": "critics."}
+    prefixes |= {"target_values": "target.module.agents.", "target_mixer": "target.module.mixer."}
     for path in folder.iterdir():
-        groups, *_, net, _ = path.name.split(".")
-        file, theirs = torch.load(path, weights_only=True), kept["rival" if groups == "rival" else "scout,medic"]
-        assert {a.rpartition("_")[0] for a in file["agents"]} == set(groups.split("+"))
-        held = [x for k, x in theirs.items() if ("target" in k) == (net in targets)]
-        sizes = [x.numel() for x in held]
-        assert file["net"]
-        assert all(x.numel() in sizes or 2 * x.numel() in sizes for x in file["net"].values())
-        if algorithm != "coma":
-            assert all(any(torch.equal(x, y) for y in held) for x in file["net"].values())
+        groups, net, _ = path.name.split(".")
+        theirs = run.load("last")["algorithms"][groups.replace("+", ",")]
+        prefix = prefixes.get(net, "target.module.")
+        expected = {k.removeprefix(prefix): x for k, x in theirs.items() if k.startswith(prefix)}
+        assert equal(torch.load(path, weights_only=True)["net"], expected)
+        assert expected
 
 
 # --- as a partner, an opponent, a beginning ---
