@@ -3,8 +3,6 @@ other runs, that central critics ask; the nets they may have; what they refuse; 
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from test_options_resume import MINE, differing, leaves
@@ -192,7 +190,7 @@ def test_nets_in_files_of_their_own(algorithm, more, tmp_path, mine):
     nets = {"actor": "actor.", "critic": "critics.", "target_critic": "target.module.", "target_actor": "target_actor.module."}
     folder, kept = run.checkpoints / "nets" / "last", run.load("last")["algorithms"]
     names = ["actor", "critic", "target_critic", *more]
-    found = {p.name.removesuffix(".pt"): torch.load(p, weights_only=True) for p in folder.iterdir()}
+    assert {p.name for p in folder.iterdir()} == {f"{g}.{n}.pt" for g in CAST for n in names}
     for g in CAST:
         for n in names:
             theirs = {k.removeprefix(nets[n]): x for k, x in kept[g].items() if k.startswith(nets[n])}
