@@ -27,31 +27,32 @@ from shoal.spec import EnvSpec, Frame, Group, Outcome, Result, UserError, View
 from shoal.tree import tree_map
 
 Piece = tuple[str, int, int]  # of a group the agents from here to there
+Constant = Callable[[Tensor, int], Tensor | None]  # of flags that never change the same of n agents; none: they may change
+
+
+def any_may_change(flags: Tensor, n: int) -> None:
+    return None
 
 
 class Regrouping:
     """From the groups of `old` to those of `new`, which have the same agents."""
 
     def __init__(self, old: EnvSpec, new: EnvSpec):
-        self.old, self.new = old, new
+        self.new = new
         self.pieces, self.back = _pieces(old, new), _pieces(new, old)
 
-    def frame(self, frame: Frame, same: Callable[[Tensor, int], Tensor | None] = lambda x, n: None) -> Frame:
-        """A frame by the new groups. `same(flags, n)`: of flags that never change the constant for n agents, or none."""
-        return Frame({g: self.view(frame.views, g, same) for g in self.pieces}, frame.state)
+    def frame(self, frame: Frame, constant: Constant = any_may_change) -> Frame:
+        """A frame by the new groups."""
+        return Frame({g: self.view(frame.views, g, constant) for g in self.pieces}, frame.state)
 
-    def view(
-        self, views: dict[str, View], group: str, same: Callable[[Tensor, int], Tensor | None] = lambda x, n: None
-    ) -> View:
+    def view(self, views: dict[str, View], group: str, constant: Constant = any_may_change) -> View:
         pieces, n = self.pieces[group], self.new[group].n
 
         def side_by_side(part: str) -> Any:
             found = {g: getattr(views[g], part) for g, _, _ in pieces}
-            first = next(iter(found.values()))
-            constant = same(first, n) if isinstance(first, Tensor) else None
-            if constant is not None and all(same(x, n) is constant for x in found.values()):
-                return constant
-            return taken(found, pieces)
+            known = [constant(x, n) if isinstance(x, Tensor) else None for x in found.values()]
+            same = known[0] is not None and all(x is known[0] for x in known)
+            return known[0] if same else taken(found, pieces)
 
         alive, active, start = map(side_by_side, ("alive", "active", "start"))
         return View(side_by_side("obs"), alive, active, start, side_by_side("legal"))
@@ -156,9 +157,9 @@ class _RegroupedWorld(World):
         return [old for old, _, _ in self.regrouping.pieces[group]]
 
     def observe(self, state: State) -> Frame:
-        return self.regrouping.frame(self.inner.observe(state), self._same)
+        return self.regrouping.frame(self.inner.observe(state), self._always)
 
-    def _same(self, flags: Tensor, n: int) -> Tensor | None:
+    def _always(self, flags: Tensor, n: int) -> Tensor | None:
         """One object for all steps, by which whoever gathers them knows a constant."""
         return self.always(n) if flags is self.inner.always(flags.shape[1]) else None
 
