@@ -163,7 +163,7 @@ def test_a_trunk_that_a_central_critic_shares() -> None:
     """Features of what one sees make the actions; a net of its own values them, and what is seen of the world beside them.
     Weights: a trunk of 4 x 8 + 8, and 3 ids of 8; 8 x 6 + 6, actions of 6 x 5 + 5; a head of (6 + 2) x 6 + 6, 3 ids of 6, and
     6 + 1."""
-    actor = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), trunk="shared"), draw(), beside=2)
+    actor = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), trunk="shared"), draw(), state_width=2)
     assert sum(p.numel() for p in actor.parameters()) == (32 + 8 + 24 + 54) + 35 + (54 + 18 + 7)
     assert sum(p.numel() for p in actor.net.parameters()) == 118
     assert actor.policy is not None
@@ -180,13 +180,13 @@ def test_a_trunk_that_a_central_critic_shares() -> None:
     assert torch.equal(alone.logits[0], pi.logits[0])
     assert none is None
     assert all((actor.value(other)[0] != value).all() for other in ((x + 1, state), (x, state + 1)))
-    wider = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), critic_hidden=(3, 2), trunk="shared"), draw(), beside=2)
+    wider = Actor(4, Discrete(5), NAMES, NetConfig((8, 6), critic_hidden=(3, 2), trunk="shared"), draw(), state_width=2)
     assert [tuple(w.shape) for w in wider.critic.body.weights] == [(3, 8), (2, 3), (1, 2)]
 
 
 def test_a_trunk_with_memory_that_a_central_critic_shares_values_what_it_remembers() -> None:
     net = NetConfig((8,), trunk="shared", memory="gru", memory_width=7)
-    actor = Actor(4, Discrete(5), NAMES, net, draw(), beside=2)
+    actor = Actor(4, Discrete(5), NAMES, net, draw(), state_width=2)
     assert actor.net.memory is not None
     assert actor.policy is not None
     x, start = torch.randn(9, 2, 3, 4, generator=draw(1)), torch.zeros(9, 2, 3, dtype=torch.bool)

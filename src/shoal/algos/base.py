@@ -119,7 +119,7 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class StateConfig:
-    """Settings, beside those of all who learn, of those with critics or a mixer that may see more than an agent does."""
+    """Further settings of those whose critics or mixer may see more than an agent does."""
 
     normalise_state: bool | None = None  # normalise_obs for what is seen of the team or the world; none: the same
     state_normaliser: str | None = None  # the normaliser of what is seen of the team or the world; none: the same
@@ -166,7 +166,7 @@ class Algorithm(nn.Module, ABC):
 
     id: str = ""  # the name it was asked for by
     as_one: bool = False  # its agents have one value, their team's, in which the dead count as nothing
-    metric_agents: int | None = None  # of how many agents metrics are told apart (`--log.agents`); none: they are not
+    metric_agents: int | None = None  # of how many agents metrics are given one by one (`--log.agents`); none: they are not
     remark: str | None = None  # a sentence for whoever starts a run: what a setting costs
     burn_in: int = 0  # steps at the beginning of a sequence that only bring memory up to date
     feed: Rollout | Replay

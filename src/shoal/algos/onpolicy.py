@@ -157,8 +157,8 @@ class OnPolicy(Algorithm, ABC):
         self.shared, seen = net.trunk == "shared", self.observations
         if self.shared:
             trunk_fits(c, net)
-        beside = seen.state_width if self.shared and seen.central else None
-        encoder, form = seen.encoder(generator), (c.squash, c.log_std, beside)
+        state_width = seen.state_width if self.shared and seen.central else None
+        encoder, form = seen.encoder(generator), (c.squash, c.log_std, state_width)
         self.actor = Actor(encoder, self.space, seen.agents, net, generator, *form)
         self.critic = None if self.shared else seen.critic(generator)
         self.target = copy.deepcopy(self.critic or self.actor).requires_grad_(False) if c.target_tau is not None else None

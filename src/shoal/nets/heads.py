@@ -91,8 +91,8 @@ class Net(nn.Module):
 class Actor(nn.Module):
     """Observations [..., N, *] -> a distribution over actions. Continuous ones have a standard deviation that is learnt
     and does not depend on the observation. With a shared trunk it values what it sees as well. A central critic that shares the
-    trunk values its features and what it sees `beside` them, [..., S], by a net of its own: the input then is (observations,
-    beside), and to act observations alone."""
+    trunk values its features and the state, [..., S], by a net of its own: the input then is (observations, state), and to act
+    observations alone."""
 
     owners: Tensor | None
 
@@ -105,13 +105,13 @@ class Actor(nn.Module):
         generator: torch.Generator,
         squash: bool = False,
         log_std: float = 0.0,
-        beside: int | None = None,  # S, with a shared trunk and a central critic
+        state_width: int | None = None,  # S, with a shared trunk and a central critic
     ):
         super().__init__()
         self.space, self.squash, self.values = space, squash, net.trunk == "shared"
         self.params = distributions.params_of(space)
         self.policy: MLP | None = None
-        if beside is None:
+        if state_width is None:
             gain: Gains = ((net.gain_actor, self.params), (net.gain_critic, 1)) if self.values else net.gain_actor
             self.net = Net(encoder, self.params + self.values, agents, net, generator, gain)
         else:
@@ -119,7 +119,7 @@ class Actor(nn.Module):
             self.policy = affine(self.net.features, self.params, agents, net, generator, net.gain_actor)
             hidden = net.hidden[-1:] if net.critic_hidden is None else net.critic_hidden
             head = replace(net, hidden=hidden, memory="none")
-            self.critic = Net(self.net.features + beside, 1, agents, head, generator, net.gain_critic)
+            self.critic = Net(self.net.features + state_width, 1, agents, head, generator, net.gain_critic)
         if isinstance(space, Box):
             owners = net.owners(agents)
             self.log_std = nn.Parameter(torch.full((max(owners) + 1, len(space.low)), log_std))
@@ -141,9 +141,9 @@ class Actor(nn.Module):
             params = out[..., : self.params].contiguous() if self.values else out
             value = out[..., self.params] if self.values else None
         else:
-            own, beside = x if isinstance(x, tuple) else (x, None)
+            own, state = x if isinstance(x, tuple) else (x, None)
             features, after = self.net(own, *memory)
-            params, value = self.policy(features), None if beside is None else self._central_value(features, beside)
+            params, value = self.policy(features), None if state is None else self._central_value(features, state)
         log_std = self._log_std() if isinstance(self.space, Box) else None
         pi = distributions.make(self.space, params, legal, log_std, self.squash, getattr(self.net.body, "fused", False))
         return pi, value, after
@@ -163,10 +163,10 @@ class Actor(nn.Module):
         features, after = self.net(x[0], *memory)
         return self._central_value(features, x[1]), after
 
-    def _central_value(self, features: Tensor, beside: Tensor) -> Tensor:
-        """[..., N] of features [..., N, F] and what is seen beside them, [..., S]."""
-        beside = beside[..., None, :].expand(*features.shape[:-1], beside.shape[-1])
-        return self.critic(torch.cat((features, beside), -1))[0][..., 0]
+    def _central_value(self, features: Tensor, state: Tensor) -> Tensor:
+        """[..., N] of features [..., N, F] and the state [..., S]."""
+        state = state[..., None, :].expand(*features.shape[:-1], state.shape[-1])
+        return self.critic(torch.cat((features, state), -1))[0][..., 0]
 
 
 class Critic(nn.Module):
