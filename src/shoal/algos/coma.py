@@ -281,7 +281,7 @@ class COMA(Algorithm):
         """Unlike the other families, group by group: the statistics of several groups are merged in their order."""
         if self.reward_norm is not None:
             for g in self.groups:
-                self.reward_norm.update(samples.batch.learner_reward[g], samples[g].paid)
+                self.reward_norm.update(samples.batch.learner_reward[g], samples[g].reward_mask)
 
     def update(self, samples: Samples) -> Metrics:
         did, views = samples.later.actions, samples.frame

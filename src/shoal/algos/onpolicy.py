@@ -271,7 +271,7 @@ class OnPolicy(Algorithm, ABC):
         self.train_mode(False)
         value, value_tp1 = known or self._unroll_values(samples, self.target)[:2]
         if first and self.reward_norm is not None:
-            self.reward_norm.update(samples.scaled_reward, samples.paid)
+            self.reward_norm.update(samples.scaled_reward, samples.reward_mask)
         value, value_tp1 = self.denormalised(value), self.denormalised(value_tp1)
         ends = samples.terminated, samples.cut
         advantage = gae(samples.reward, value, value_tp1, *ends, c.gamma, c.lam, *samples.turns, self.kernels)

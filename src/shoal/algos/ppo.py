@@ -62,10 +62,9 @@ Knobs, and what they do
   for one group: `--algo.adversary.lr 1e-3`.
 
   `--net.trunk shared` has one encoder, hidden layers and memory for both, over an agent's own observation, and both losses move
-  them, the critic's by `value_weight`. A critic that sees no more puts out its value beside the actions. A central one sees the
-  rest, its team's or the world's state, beside the trunk's features, in a head of its own (`--net.critic-hidden`, one layer
-  unless told): it takes `critic_input` agent, for of the state alone, or of all observations side by side, nothing is the
-  agent's own that a trunk could run over.
+  them, the critic's by `value_weight`. A critic that sees no more is one more output of it. A central one has a head of its own
+  (`--net.critic-hidden`, by default one layer) over the trunk's features and the state of its team or the world. It takes
+  `critic_input` agent: in the state alone, or in all observations joined, no part is the agent's own for a trunk to run over.
 
 Defaults follow from the world (`algos/defaults.py`) and were chosen on fourteen tasks (docs/defaults.md). A rate that falls to
 zero is what makes a run end at its best: with a constant one CartPole was left and found again. On simple_spread there is a
@@ -177,8 +176,8 @@ class PPO(OnPolicy):
         self.register_buffer("clip", torch.tensor(c.clip, device=self.warmup.device))
         if c.minibatch_episodes is not None:
             self.chunk = self.steps // c.episodes
-        self.slices_minibatch = self.slices > 0 and c.advantage_every == "minibatch"
-        if self.slices_minibatch and self.chunk == 1 and not self._whole:
+        self.slices_in_minibatch = self.slices > 0 and c.advantage_every == "minibatch"
+        if self.slices_in_minibatch and self.chunk == 1 and not self._whole:
             raise UserError(
                 "--algo.critic-slices with --algo.advantage-every minibatch slices the time of minibatches, and these are of "
                 "single steps: give --algo.episodes and --algo.minibatch-episodes, or --algo.chunk all."
@@ -220,11 +219,11 @@ class PPO(OnPolicy):
             critic_metrics: Metrics = {}
             if self.slices and every != "minibatch":
                 critic_metrics = update_critic_in_slices(self, batch, not epoch or every == "epoch")
-            for k, minibatch in enumerate(self.minibatches(batch, count, order, self.slices_minibatch)):
+            for k, minibatch in enumerate(self.minibatches(batch, count, order, self.slices_in_minibatch)):
                 if every == "minibatch" and (epoch or k):
                     self.compute_advantages(samples, batch)
-                    minibatch = self.minibatches(batch, count, order, self.slices_minibatch)[k]
-                if self.slices_minibatch:
+                    minibatch = self.minibatches(batch, count, order, self.slices_in_minibatch)[k]
+                if self.slices_in_minibatch:
                     critic_metrics = update_critic_in_slices(self, minibatch)
                     minibatch = minibatch.with_first_memory()
                 step_metrics, keep = self.update_minibatch(minibatch, keep)

@@ -121,8 +121,8 @@ class Samples:
         return self.cat(lambda g: self.frame[g].alive) if self.learner.has_inactive else None
 
     @cached_property
-    def paid(self) -> Tensor | None:
-        """[T, B, N] whose rewards are in statistics: those of the living, for pay may come out of turn."""
+    def reward_mask(self) -> Tensor | None:
+        """[T, B, N] whose rewards are in statistics: those of the living, for rewards may come out of turn."""
         if self.filled is None:
             return self.alive
         return self.cat(lambda g: self.frame[g].alive) & self.filled

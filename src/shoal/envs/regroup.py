@@ -160,7 +160,7 @@ class _RegroupedWorld(World):
         return self.regrouping.frame(self.inner.observe(state), self._always)
 
     def _always(self, flags: Tensor, n: int) -> Tensor | None:
-        """One object for all steps, by which whoever gathers them knows a constant."""
+        """One object for all steps: the rollout buffer knows a constant by that."""
         return self.always(n) if flags is self.inner.always(flags.shape[1]) else None
 
     def draw(self, row: int = 0) -> Sketch | None:
@@ -172,14 +172,8 @@ class _RegroupedEnvironment(Environment):
     def __init__(self, inner: Any, text: str):  # a world in other processes offers more than every environment does
         self.inner, self.spec = inner, respecified(inner.spec, text)
         self.regrouping = Regrouping(inner.spec, self.spec)
-        self.rows, self.device, self.kind, self.noise, self.widest = (
-            inner.rows,
-            inner.device,
-            inner.kind,
-            inner.noise,
-            inner.widest,
-        )
-        self.fixed_length, self.halves, self.news = inner.fixed_length, inner.halves, inner.news
+        self.rows, self.device, self.kind, self.noise = inner.rows, inner.device, inner.kind, inner.noise
+        self.fixed_length, self.widest, self.halves, self.news = inner.fixed_length, inner.widest, inner.halves, inner.news
 
     @property
     def conversions(self) -> dict[str, Conversion]:

@@ -29,7 +29,7 @@ def _not_a_row(x: Any, width: int) -> str:
 
 class Net(nn.Module):
     """[..., N, *] -> [..., N, width_out]: what `encoder` makes of the input, hidden layers, memory, output. Without a
-    `width_out` there is no output layer: features [..., N, `features`], for heads beside it."""
+    `width_out` there is no output layer: features [..., N, `features`], for heads of their own."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class RegroupedPolicy(Algorithm):
         return tree_map(put, everybody, mine)
 
     def update(self, samples: Samples) -> dict[str, Tensor]:
-        raise NotImplementedError("it does not learn")
+        return {}
 
 
 def learnt_group(theirs: EnvSpec, spec: EnvSpec, group: str, run: str) -> str | None:
