@@ -380,7 +380,7 @@ def test_what_does_not_go_together_is_refused(config, sentence):
 def test_slices_of_minibatches_that_are_no_single_steps():
     for config in ({"minibatches": 1}, {"chunk": "all", "minibatches": 2}, {"chunk": 5}, {"minibatch_episodes": 2}):
         a = learner(world(horizon=5), critic_slices=2, advantage_every="minibatch", episodes=2, **config)
-        assert a.slices_minibatch
+        assert a.slices_in_minibatch
     learner(world(horizon=5), {"memory": "gru"}, critic_slices=2, advantage_every="minibatch", rollout=5, minibatches=2)
 
 

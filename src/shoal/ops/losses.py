@@ -132,8 +132,8 @@ def masked_mean(x: Tensor, mask: Tensor | None, dim: tuple[int, ...] | None = No
 
 @torch.no_grad()
 def means(each: dict[str, Tensor], mask: Tensor | None, agents: int | None = None) -> dict[str, Tensor]:
-    """What is logged of them: each one's mean over who is active, and where metrics of so many `agents` are asked for what those
-    take (`agent_sums`)."""
+    """What is logged of them: each one's mean over who is active; and where metrics of so many `agents` are asked for, what
+    those take (`agent_sums`)."""
     out = {name: masked_mean(x, mask) for name, x in each.items()}
     return out if agents is None else {**out, **agent_sums(each, mask, agents)}
 
